@@ -1,0 +1,30 @@
+"""What an engine is told at its start. Frozen; assembled in `cluster/config.py`."""
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model_path: str
+    """A Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF file."""
+    model_name: str
+    """The identity of the model in registry rows, block hashes, routing and `/v1/models`."""
+    num_blocks: int
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    threads: int = 1
+    block_tokens: int = 16
+    max_batch_size: int = 32
+    """Sequences in one step."""
+    max_batch_input_tokens: int = 512
+    """Tokens in one step; a longer prompt is computed in chunks of at most this."""
+    max_waiting: int = 512
+    """Requests that may wait for blocks or for their first chunk; one more is refused as Overloaded."""
+    max_length: int | None = None
+    """Prompt plus output, in tokens; the model's own limit where unset."""
+    enable_prefix_caching: bool = True
+    hash_algo: Literal["sha256", "sha256_64", "ahash64"] = "sha256"
+    report_period_s: float = 0.25
+    stall_timeout_s: float = 60.0
+    """An engine with work that reports nothing for this long counts as stuck."""

@@ -1,0 +1,162 @@
+"""What a node's shell and its engine say to each other: commands in, one report per step out.
+
+The shell (asyncio, sockets) and the engine (scheduler, block pool, model) share the block memory and nothing else.
+
+Who may touch a block: the engine owns every block. Between `Reserved` and the shell's next word on that fence the
+shell writes the wanted blocks; between `ChunkReady` and `Release` it reads them. The engine never takes such a block
+back on its own account: it reports a `Failed` and waits for `Release`. So a late write into a reused block, or a read
+of one, cannot exist.
+"""
+
+import msgspec
+
+from pipelines.types.batch import CompletedBatchStats
+from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.status import GenerationStatus
+from pipelines.types.text_context import TextContext
+from pronghorn.errors import ErrorRecord
+from pronghorn.ids import Fence
+
+# --- commands: shell -> engine ---------------------------------------------------------------------------------------
+
+
+class Admit(msgspec.Struct, frozen=True, tag=True):
+    """Decode: hold blocks for the whole prompt. Answered by `Reserved` (at once, or when there is room) or `Failed`.
+
+    With `prefill_here` no `Reserved` comes: the prompt is computed on this node and tokens follow.
+    """
+
+    fence: Fence
+    context: TextContext
+    budget_s: float
+    prefill_here: bool = False
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """Decode: every wanted block has landed and was verified; `token` is the prompt's first output."""
+
+    fence: Fence
+    token: int
+    log_probabilities: LogProbabilities | None = None
+
+
+class PrefillHere(msgspec.Struct, frozen=True, tag=True):
+    """Decode: the pull is over without success and the shell has stopped writing: compute the prompt here.
+
+    `token` is the first output where it was delivered already: it is kept, not sampled again.
+    """
+
+    fence: Fence
+    token: int | None = None
+    log_probabilities: LogProbabilities | None = None
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Prefill: compute the prompt; report `ChunkReady` for the `wanted` positions as they are done, and `FirstToken`."""
+
+    fence: Fence
+    context: TextContext
+    wanted: list[int]
+    budget_s: float
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Whatever state this fence is in, end it and free its blocks. Unknown fences are fine: the word may be late."""
+
+    fence: Fence
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget every cached block that nobody holds."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave the loop after the step in progress."""
+
+
+EngineCommand = Admit | Adopt | PrefillHere | Prefill | Release | ResetPrefixCache | Stop
+
+# --- events: engine -> shell -----------------------------------------------------------------------------------------
+
+
+class Reserved(msgspec.Struct, frozen=True, tag=True):
+    """`block_ids[i]` is held for block position i of the prompt; the first `cached_blocks` hold their bytes already."""
+
+    fence: Fence
+    block_ids: list[int]
+    cached_blocks: int
+
+
+class ChunkReady(msgspec.Struct, frozen=True, tag=True):
+    """The blocks at these wanted positions are complete and may be read until `Release`."""
+
+    fence: Fence
+    positions: list[int]
+    block_ids: list[int]
+
+
+class FirstToken(msgspec.Struct, frozen=True, tag=True):
+    """The prompt is done and this was sampled. Every wanted position has been reported by the end of the same report."""
+
+    fence: Fence
+    token: int
+    log_probabilities: LogProbabilities | None = None
+
+
+class TokenDelta(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """New tokens of one sequence. A status other than ACTIVE is its last word; its blocks are free by then."""
+
+    fence: Fence
+    tokens: list[int]
+    status: GenerationStatus = GenerationStatus.ACTIVE
+    num_cached_tokens: int | None = None
+    log_probabilities: list[LogProbabilities] | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The fence's last word, an error. Blocks that the shell may be touching stay held until `Release`."""
+
+    fence: Fence
+    error: ErrorRecord
+
+
+EngineEvent = Reserved | ChunkReady | FirstToken | TokenDelta | Failed
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """Gauges of one engine. `free + held == total`; `cached` counts free blocks whose bytes can still be reused."""
+
+    total_blocks: int
+    free_blocks: int
+    held_blocks: int
+    cached_blocks: int
+    waiting: int
+    running: int
+    awaiting_blocks: int
+    """Decode: sequences whose blocks are being pulled. Prefill: finished prompts whose blocks are being read."""
+
+
+class StepReport(msgspec.Struct, frozen=True, tag=True):
+    """One per step, and one at least every `EngineConfig.report_period_s` when idle."""
+
+    events: list[EngineEvent]
+    load: EngineLoad
+    stats: CompletedBatchStats | None = None
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """The first thing an engine says, once its model has computed a canary batch."""
+
+    layout: dict[str, str]
+    vocab_size: int
+    max_length: int
+    startup_s: float
+
+
+class EngineFault(msgspec.Struct, frozen=True, tag=True):
+    """The last thing an engine says when it cannot go on, or cannot start."""
+
+    error: ErrorRecord
+
+
+EngineMessage = EngineReady | StepReport | EngineFault

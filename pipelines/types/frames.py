@@ -1,0 +1,109 @@
+"""What an orchestrator and a node say on their one long-lived stream (`pronghorn.wire.SESSION_METHOD`).
+
+The first message each way is a protobuf `Hello` (`kvcache/handshake.py`); every later one is a msgpack frame of this
+file. A node sends one `Outputs` per engine step with the tokens of every sequence of that orchestrator: a message per
+token costs forty times more. The same stream carries load now and block events later, in order, so that a broken
+stream is the gap.
+"""
+
+import msgspec
+
+from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.status import GenerationStatus
+from pipelines.types.text_context import TextContext
+from pronghorn.errors import ErrorRecord
+from pronghorn.ids import Fence, Incarnation, NodeName
+
+# --- orchestrator -> node --------------------------------------------------------------------------------------------
+
+
+class PrefillTarget(msgspec.Struct, frozen=True):
+    """A prefill node as the orchestrator looked it up in the registry; never an address that a client sent."""
+
+    name: NodeName
+    address: str
+    incarnation: Incarnation
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Generate. Prefill is asked of `prefill` in turn; where all fail the decode node computes the prompt itself.
+
+    An empty list means: prefill on the decode node. With `only_these` there is no local fallback: the client named
+    the node, and gets it or a typed error.
+    """
+
+    fence: Fence
+    context: TextContext
+    budget_s: float
+    prefill: list[PrefillTarget] = []
+    only_these: bool = False
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for this attempt any more: stop it and free everything. No answer comes."""
+
+    fence: Fence
+
+
+class DropPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget every cached block that nobody holds."""
+
+
+OrchestratorFrame = Submit | Abort | DropPrefixCache
+
+# --- node -> orchestrator --------------------------------------------------------------------------------------------
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """New tokens of one attempt. A status other than ACTIVE is its last word."""
+
+    fence: Fence
+    tokens: list[int]
+    status: GenerationStatus = GenerationStatus.ACTIVE
+    num_cached_tokens: int | None = None
+    log_probabilities: list[LogProbabilities] | None = None
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The attempt's last word, an error."""
+
+    fence: Fence
+    error: ErrorRecord
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    deltas: list[Delta]
+    failures: list[Failure] = []
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent every `HEARTBEAT_PERIOD_S` and on a change of health: silence on this stream is a fault."""
+
+    report: "NodeReport"
+
+
+NodeFrame = Outputs | Heartbeat
+
+HEARTBEAT_PERIOD_S = 0.25
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """What a node says of itself: in heartbeats, in its registry row's `load`, and to `pronghorn status`."""
+
+    name: NodeName
+    role: str
+    model: str
+    address: str
+    incarnation: Incarnation
+    healthy: bool
+    in_flight: int
+    """Attempts that this node holds for orchestrators or for decode nodes."""
+    total_blocks: int
+    free_blocks: int
+    held_blocks: int
+    cached_blocks: int
+    waiting: int
+    running: int
+    awaiting_blocks: int
+    draining: bool = False
+    counters: dict[str, int] = {}
