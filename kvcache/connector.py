@@ -1,0 +1,99 @@
+"""Where else cached blocks could come from than this node's own pool: the port, and the version that has nowhere.
+
+A hint names who holds which blocks. It comes with a request, from a client or from the router, and is trusted for
+nothing: it selects among registered nodes, and the blocks asked for are those that the node's own hashes name. A hint
+that is absent, unreadable or stale is a cache miss and a count, never an error.
+
+Schema, version 1:
+
+    {"version": 1, "instances": [{"name": "decode-3f2a", "blocks": 12, "last_hash": "9c1f..."}]}
+
+`name` is a registered node, which holds the first `blocks` blocks of the sequence; `last_hash` is the hash of the last
+of them in hex (`BlockHasher.short`).
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from kvcache.hashing import BlockHash
+from pronghorn.counters import Counters
+
+HINT_VERSION = 1
+MAX_HINT_INSTANCES = 64
+
+
+class HintOutcome(StrEnum):
+    ABSENT = "absent"
+    MALFORMED = "malformed"
+    WRONG_VERSION = "wrong_version"
+    UNKNOWN_INSTANCE = "unknown_instance"
+    """Not one of its instances is registered."""
+    USABLE = "usable"
+
+
+class HintInstance(msgspec.Struct, frozen=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    blocks: Annotated[int, msgspec.Meta(ge=0)]
+    last_hash: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16}|[0-9a-f]{64})$")]
+
+
+class CacheHint(msgspec.Struct, frozen=True):
+    version: int
+    instances: Annotated[list[HintInstance], msgspec.Meta(max_length=MAX_HINT_INSTANCES)]
+
+
+def read_hint(
+    metadata: Mapping[str, Any] | None, known: Container[str] | None = None
+) -> tuple[HintOutcome, CacheHint | None]:
+    """What became of the hint, and the hint where it can be used, with only the instances in `known`. Raises nothing.
+
+    `known` are the names of the registered nodes; None stands for any name.
+    """
+    if not metadata:
+        return HintOutcome.ABSENT, None
+    try:
+        hint = msgspec.convert(metadata, CacheHint)
+    except msgspec.ValidationError:
+        version = metadata.get("version") if isinstance(metadata, Mapping) else None
+        newer = type(version) is int and version != HINT_VERSION
+        return HintOutcome.WRONG_VERSION if newer else HintOutcome.MALFORMED, None
+    if hint.version != HINT_VERSION:
+        return HintOutcome.WRONG_VERSION, None
+    instances = [instance for instance in hint.instances if known is None or instance.name in known]
+    if not instances:
+        return HintOutcome.UNKNOWN_INSTANCE, None
+    return HintOutcome.USABLE, CacheHint(hint.version, instances)
+
+
+def parse_hint(metadata: Mapping[str, Any] | None) -> CacheHint | None:
+    """The hint where it has the right shape and version, else None. Raises nothing."""
+    return read_hint(metadata)[1]
+
+
+class Connector(Protocol):
+    def lookup(self, hashes: Sequence[BlockHash], metadata: Mapping[str, Any] | None) -> int:
+        """How many of the leading blocks in `hashes` could be had from elsewhere: advice, not a reservation.
+
+        `metadata` is the request's hint as it came. Never raises and never waits."""
+
+
+class NullConnector:
+    """Nothing comes from elsewhere. Counts each hint that it was given as `cache_hint_miss.<reason>`."""
+
+    NO_CONNECTOR = "no_connector"
+    """The reason where the hint itself was fine."""
+
+    def __init__(self, counters: Counters, known: Callable[[], Container[str]] | None = None) -> None:
+        """`known` gives the names of the registered nodes at that moment."""
+        self._counters = counters
+        self._known = known
+
+    def lookup(self, hashes: Sequence[BlockHash], metadata: Mapping[str, Any] | None) -> int:
+        outcome, _ = read_hint(metadata, self._known() if self._known is not None else None)
+        if outcome is not HintOutcome.ABSENT:
+            reason = self.NO_CONNECTOR if outcome is HintOutcome.USABLE else outcome.value
+            self._counters.count("cache_hint_miss", reason)
+        return 0

@@ -1,0 +1,108 @@
+"""The bytes of every block of a pool: one shared mapping that a node and its engine both see.
+
+Knows a file descriptor and sizes; not what lies in a block, nor who may touch it. The whole size is allocated when
+the memory is made, so that too little memory is a clear error at start, not a SIGBUS under load.
+"""
+
+import mmap
+import os
+import tempfile
+
+from kvcache.available_memory import available_bytes
+from pronghorn.errors import ConfigurationError
+
+_ZEROS = bytes(1 << 20)
+
+
+class BlockMemory:
+    """`num_blocks` spans of `block_bytes` bytes. Made by `create` in one process, `attach`ed in the other.
+
+    Owns its descriptor. A child gets it by `pass_fds=[memory.fd]`.
+    """
+
+    def __init__(self, fd: int, num_blocks: int, block_bytes: int) -> None:
+        """For `create` and `attach` only."""
+        self.fd = fd
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes
+        self.buffer = mmap.mmap(fd, num_blocks * block_bytes)
+        self._view = memoryview(self.buffer)
+        self._closed = False
+
+    @classmethod
+    def create(cls, num_blocks: int, block_bytes: int) -> "BlockMemory":
+        """New zeroed memory. ConfigurationError, naming what is asked and what is there, where it does not fit."""
+        _check_sizes(num_blocks, block_bytes)
+        asked = num_blocks * block_bytes
+        there = available_bytes()
+        if there is not None and asked > there:
+            raise _too_little(num_blocks, block_bytes, there)
+        fd = _anonymous_file()
+        try:
+            _allocate(fd, asked)
+            return cls(fd, num_blocks, block_bytes)
+        except OSError as error:
+            os.close(fd)
+            raise _too_little(num_blocks, block_bytes, there) from error
+
+    @classmethod
+    def attach(cls, fd: int, num_blocks: int, block_bytes: int) -> "BlockMemory":
+        """The memory behind `fd`, which now belongs to the result. ConfigurationError where its size is another."""
+        _check_sizes(num_blocks, block_bytes)
+        size = os.fstat(fd).st_size
+        if size != num_blocks * block_bytes:
+            raise ConfigurationError(
+                f"the block memory holds {size} bytes, but {num_blocks} blocks of {block_bytes} bytes were announced"
+            )
+        return cls(fd, num_blocks, block_bytes)
+
+    def block(self, block_id: int) -> memoryview:
+        """The bytes of one block, writable. Valid until `close`; ValueError on an id outside the pool."""
+        if not 0 <= block_id < self.num_blocks:
+            raise ValueError(f"block {block_id} is outside the pool of {self.num_blocks}")
+        start = block_id * self.block_bytes
+        return self._view[start : start + self.block_bytes]
+
+    def close(self) -> None:
+        """Give up the descriptor and the mapping. Idempotent. While somebody still holds a view (a tensor, a block),
+        the mapping itself stays until the last of them is gone: a view never points at nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._view.release()
+        os.close(self.fd)
+        try:
+            self.buffer.close()
+        except BufferError:  # views are out; the garbage collector unmaps it after the last one
+            pass
+
+
+def _check_sizes(num_blocks: int, block_bytes: int) -> None:
+    if num_blocks < 1 or block_bytes < 1:
+        raise ValueError(f"a pool has at least 1 block of 1 byte, not {num_blocks} of {block_bytes}")
+
+
+def _too_little(num_blocks: int, block_bytes: int, there: int | None) -> ConfigurationError:
+    asked = num_blocks * block_bytes
+    known = "an unknown amount" if there is None else f"{there / 2**20:.0f} MiB"
+    return ConfigurationError(
+        f"too little memory for the KV pool: {num_blocks} blocks of {block_bytes} bytes ask for "
+        f"{asked / 2**20:.0f} MiB, and {known} is available; ask for fewer blocks",
+        param="num_blocks",
+    )
+
+
+def _anonymous_file() -> int:
+    """A file without a name: gone with its last descriptor and mapping, however the processes end."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pronghorn-kv")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _allocate(fd: int, size_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size_bytes)
+        return
+    for start in range(0, size_bytes, len(_ZEROS)):  # no fallocate there: writing is what allocates
+        os.write(fd, _ZEROS[: size_bytes - start])

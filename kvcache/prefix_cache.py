@@ -1,0 +1,183 @@
+"""Who holds which blocks, in what order, and what of a sequence is cached already.
+
+Knows owners (any hashable name), their tokens as numbers, and tables of blocks; never a request. Invariants (`check`):
+
+- a block's holders are exactly the tables that list it;
+- only full blocks whose keys and values are final are published; a partially filled block belongs to one table alone;
+- a shared block is never written: it is full, and every position of it lies below its owners' valid tokens;
+- a table only grows at its end (duplicates are not merged: `pool.py` says why);
+- where a block can be found by its hash, so can every block before it.
+
+The last token of a sequence is never reusable: its logits have to be computed, so at least one token is.
+Work per call is proportional to the new blocks, never to the length of the sequence: each owner keeps its hash chain.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, KeysView
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.block import BlockId
+from kvcache.hashing import BlockHash, BlockHasher, pack_tokens
+from kvcache.pool import BlockPool, PoolStats
+from pronghorn.errors import InsufficientBlocks
+
+__all__ = ["PoolStats", "PrefixCache"]
+
+
+@dataclass(slots=True)
+class _Table:
+    root: bytes
+    blocks: list[BlockId] = field(default_factory=list)
+    """In position order."""
+    hashes: list[BlockHash] = field(default_factory=list)
+    """Chain of the sequence's full blocks, as far as it was needed."""
+    cached: int = 0
+    """Leading blocks that `match` attached."""
+    published: int = 0
+    """Leading blocks that are full, final and findable, those of `match` included."""
+
+
+class PrefixCache:
+    """Not thread-safe: one engine loop owns it. Any method but `claim` on an unknown owner is a ValueError."""
+
+    def __init__(self, num_blocks: int, hasher: BlockHasher, *, enable_prefix_caching: bool = True) -> None:
+        """Without prefix caching nothing is hashed, published or matched; tables and accounting stay the same."""
+        self.num_blocks = num_blocks
+        self.block_tokens = hasher.block_tokens
+        self._hasher = hasher
+        self._caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks)
+        self._tables: dict[Hashable, _Table] = {}
+
+    @property
+    def owners(self) -> KeysView[Hashable]:
+        """A live view, in order of claim."""
+        return self._tables.keys()
+
+    def stats(self) -> PoolStats:
+        return self._pool.stats()
+
+    def claim(self, owner: Hashable, root: bytes) -> None:
+        """Open an empty table. `root` is `BlockHasher.root(salt)`. ValueError where `owner` has one already."""
+        if owner in self._tables:
+            raise ValueError(f"{owner} holds blocks already")
+        self._tables[owner] = _Table(root)
+
+    def match(self, owner: Hashable, tokens: NDArray[np.int64]) -> int:
+        """Attach the longest cached run of blocks that leads `tokens`; how many tokens they hold.
+
+        May be called again as long as nothing was reserved: it then adds what has been cached since.
+        """
+        table = self._table(owner)
+        if len(table.blocks) != table.cached:
+            raise ValueError(f"{owner} has reserved blocks; a cached run cannot be attached behind them")
+        if not self._caching:
+            return 0
+        reusable = max(0, len(tokens) - 1) // self.block_tokens
+        self._extend_chain(table, tokens, reusable)
+        for block_hash in table.hashes[table.cached : reusable]:
+            block_id = self._pool.find(block_hash)
+            if block_id is None:
+                break
+            self._pool.hold(block_id)
+            table.blocks.append(block_id)
+        table.cached = table.published = len(table.blocks)
+        return table.cached * self.block_tokens
+
+    def missing_blocks(self, owner: Hashable, num_tokens: int) -> int:
+        """How many more blocks `owner` needs so that its first `num_tokens` tokens fit."""
+        return max(0, -(-num_tokens // self.block_tokens) - len(self._table(owner).blocks))
+
+    def can_reserve(self, owner: Hashable, num_tokens: int) -> bool:
+        return self.missing_blocks(owner, num_tokens) <= self._pool.num_free
+
+    def reserve(self, owner: Hashable, num_tokens: int) -> None:
+        """Hold blocks for the first `num_tokens` tokens: all that are missing, or InsufficientBlocks and none."""
+        missing = self.missing_blocks(owner, num_tokens)
+        if missing > self._pool.num_free:
+            raise self._insufficient(owner, num_tokens, missing)
+        self._table(owner).blocks += self._pool.take(missing)
+
+    def commit(self, owner: Hashable, tokens: NDArray[np.int64], valid_tokens: int) -> None:
+        """Publish the full blocks among the first `valid_tokens`, whose keys and values are computed and final.
+
+        `tokens` is the sequence from its start. From here on nobody writes those blocks again. Committing less than
+        before changes nothing. ValueError where `valid_tokens` exceeds the tokens given or the blocks held.
+        """
+        table = self._table(owner)
+        if not 0 <= valid_tokens <= min(len(tokens), len(table.blocks) * self.block_tokens):
+            raise ValueError(
+                f"{owner}: {valid_tokens} valid tokens, with {len(tokens)} tokens in {len(table.blocks)} blocks"
+            )
+        full = valid_tokens // self.block_tokens
+        if not self._caching or full <= table.published:
+            return
+        self._extend_chain(table, tokens, full)
+        for position in range(table.published, full):
+            self._pool.publish(table.blocks[position], table.hashes[position])
+        table.published = full
+
+    def table(self, owner: Hashable) -> list[BlockId]:
+        """The owner's blocks in position order: the live list, which grows at its end; read it, do not change it."""
+        return self._table(owner).blocks
+
+    def cached_blocks(self, owner: Hashable) -> int:
+        """How many leading blocks `match` attached."""
+        return self._table(owner).cached
+
+    def release(self, owner: Hashable) -> None:
+        """Close the table and give its blocks back, the last one first: it will be the first to be evicted."""
+        self._pool.release(self._table(owner).blocks)
+        del self._tables[owner]
+
+    def reset(self) -> int:
+        """Forget what free blocks cache; how many did. Blocks that are held stay findable."""
+        return self._pool.forget_free()
+
+    def check(self) -> None:
+        """AssertionError where an invariant of this file or of the pool does not hold. O(total)."""
+        self._pool.check()
+        holders = Counter(block_id for table in self._tables.values() for block_id in table.blocks)
+        for block_id in range(self.num_blocks):
+            counted, listed = self._pool.holders(BlockId(block_id)), holders[BlockId(block_id)]
+            assert counted == listed, f"block {block_id} counts {counted} holders and is in {listed} tables"
+        for owner, table in self._tables.items():
+            self._check_table(owner, table)
+
+    def _check_table(self, owner: Hashable, table: _Table) -> None:
+        assert 0 <= table.cached <= table.published <= len(table.blocks), f"{owner}: {table}"
+        assert len(set(table.blocks)) == len(table.blocks), f"{owner} lists a block twice"
+        assert table.published <= len(table.hashes), f"{owner} published blocks that it did not hash"
+        for position, block_id in enumerate(table.blocks):
+            block_hash = self._pool.hash_of(block_id)
+            if position < table.published:
+                assert block_hash == table.hashes[position], f"{owner}: block {block_id} has another's hash"
+                assert self._pool.find(table.hashes[position]) is not None, f"{owner}: {position} cannot be found"
+            else:
+                assert block_hash is None, f"{owner}: block {block_id} is findable before it was committed"
+                assert self._pool.holders(block_id) == 1, f"{owner}: unfinished block {block_id} is shared"
+
+    def _table(self, owner: Hashable) -> _Table:
+        table = self._tables.get(owner)
+        if table is None:
+            raise ValueError(f"{owner} has claimed no blocks")
+        return table
+
+    def _extend_chain(self, table: _Table, tokens: NDArray[np.int64], full_blocks: int) -> None:
+        known = len(table.hashes)
+        if full_blocks > known:
+            new = pack_tokens(tokens[known * self.block_tokens : full_blocks * self.block_tokens])
+            table.hashes += self._hasher.chain(new, table.hashes[-1] if known else table.root)
+
+    def _insufficient(self, owner: Hashable, num_tokens: int, missing: int) -> InsufficientBlocks:
+        stats = self._pool.stats()
+        text = f"{num_tokens} tokens of {owner} need {missing} more blocks; {stats.free} of {stats.total} are free"
+        if num_tokens > stats.total * self.block_tokens:
+            text += (
+                f"; the whole pool holds {stats.total * self.block_tokens} tokens, so this can only succeed after a "
+                "restart with more blocks"
+            )
+        return InsufficientBlocks(text)

@@ -1,0 +1,254 @@
+"""The frames of a hand-over: bytes in, verified blocks out. Pure: knows no socket, no task, no block id.
+
+A hand-over names blocks by their position in the prompt. Every frame is one message of the stream:
+
+    frame    "PT" version:u8 kind:u8 body
+    MESSAGE  payload, opaque here
+    BLOCKS   pieces:u32, then a header for each piece, then the bytes of each piece in the same order
+             header: position:u32 offset:u32 length:u32 block_bytes:u32 digest:16 (XXH3-128 of the whole block)
+    COMMIT   blocks:u32 digest:16 (XXH3-128 over position:u32 digest:16 of every block sent, by position)
+
+All integers are little-endian. Small blocks share a frame; a large one is split, its pieces in order. Nothing received
+counts before `BlockReceiver.commit` returns: until then the destination holds bytes, not blocks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from struct import Struct
+
+import xxhash
+
+from pronghorn.errors import TransferFailed
+
+TARGET_FRAME_BYTES = 1 << 20
+"""Payload aimed at. Measured best between 256 KiB and 1 MiB on gRPC; larger frames cost allocations."""
+
+_HEADER = Struct("<2sBB")
+_COUNT = Struct("<I")
+_PIECE = Struct("<IIII16s")
+_COMMIT = Struct("<I16s")
+_SENT = Struct("<I16s")
+_MAGIC = b"PT"
+_VERSION = 1
+_MESSAGE_KIND, _BLOCKS_KIND, _COMMIT_KIND = 1, 2, 3
+
+
+class Refusal(StrEnum):
+    """Why a receiver refused: the `code` of its TransferFailed, and a reason for a counter."""
+
+    BAD_FRAME = "bad_frame"
+    WRONG_POSITION = "wrong_position"
+    WRONG_SIZE = "wrong_size"
+    DUPLICATE_BLOCK = "duplicate_block"
+    TORN_BLOCK = "torn_block"
+    WRONG_DIGEST = "wrong_digest"
+    INCOMPLETE = "incomplete"
+    WRONG_COMMIT = "wrong_commit"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFrame:
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`data` are the bytes of the block at `position`, from `offset` on; a view into the frame."""
+
+    position: int
+    offset: int
+    block_bytes: int
+    digest: bytes
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFrame:
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFrame:
+    blocks: int
+    digest: bytes
+
+
+Frame = MessageFrame | BlocksFrame | CommitFrame
+
+
+def block_digest(block: bytes | memoryview) -> bytes:
+    return bytes(xxhash.xxh3_128_digest(block))
+
+
+def encode_message(payload: bytes) -> bytes:
+    return _HEADER.pack(_MAGIC, _VERSION, _MESSAGE_KIND) + payload
+
+
+def encode_blocks(
+    blocks: Iterable[tuple[int, memoryview]],
+    sent: dict[int, bytes],
+    target_frame_bytes: int = TARGET_FRAME_BYTES,
+) -> Iterator[bytes]:
+    """Frames that carry `blocks`, pairs of position and bytes, in the order given.
+
+    `sent` maps each position of this hand-over to its digest: an empty dict at its start, filled here, used again by
+    each later call and by `encode_commit`. ValueError where a position was sent before. A block is read twice, when
+    it is digested and when it is copied into a frame: it must not change until the frame is made.
+    """
+    batch: list[Piece] = []
+    room = target_frame_bytes
+    for position, block in blocks:
+        if position in sent:
+            raise ValueError(f"block position {position} was sent already")
+        sent[position] = digest = block_digest(block)
+        if len(block) > room and batch:
+            yield _blocks_frame(batch)
+            batch, room = [], target_frame_bytes
+        for offset in range(0, len(block), target_frame_bytes):
+            data = block[offset : offset + target_frame_bytes]
+            batch.append(Piece(position, offset, len(block), digest, data))
+            room -= len(data)
+            if room <= 0:
+                yield _blocks_frame(batch)
+                batch, room = [], target_frame_bytes
+    if batch:
+        yield _blocks_frame(batch)
+
+
+def encode_commit(sent: Mapping[int, bytes]) -> bytes:
+    """The last frame: these positions, with these digests, and no others, were sent."""
+    return _HEADER.pack(_MAGIC, _VERSION, _COMMIT_KIND) + _COMMIT.pack(len(sent), _commit_digest(sent))
+
+
+def decode(frame: bytes | memoryview) -> Frame:
+    """What `frame` carries, as views into it. TransferFailed (`bad_frame`) on anything not made by this file."""
+    view = memoryview(frame).cast("B")
+    if len(view) < _HEADER.size:
+        raise _refused(Refusal.BAD_FRAME, f"a frame of {len(view)} bytes is too short")
+    magic, version, kind = _HEADER.unpack_from(view)
+    body = view[_HEADER.size :]
+    if magic != _MAGIC or version != _VERSION:
+        raise _refused(Refusal.BAD_FRAME, f"a frame begins with {magic!r} version {version}")
+    if kind == _MESSAGE_KIND:
+        return MessageFrame(body)
+    if kind == _BLOCKS_KIND:
+        return BlocksFrame(_pieces(body))
+    if kind == _COMMIT_KIND and len(body) == _COMMIT.size:
+        return CommitFrame(*_COMMIT.unpack(body))
+    raise _refused(Refusal.BAD_FRAME, f"a frame of kind {kind} has a body of {len(body)} bytes")
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """One wanted block on its way."""
+
+    destination: memoryview
+    arrived_bytes: int = 0
+    digest: bytes | None = None
+
+
+@dataclass(slots=True)
+class BlockReceiver:
+    """Writes the wanted blocks into their destinations, and vouches for them after `commit`, not before.
+
+    Every refusal is a TransferFailed with a `Refusal` as its code, and final: the receiver takes nothing afterwards,
+    so a sender that was caught once cannot go on to commit.
+    """
+
+    wanted: Mapping[int, memoryview]
+    """Block position to its destination, writable, whole blocks. The caller owns the memory."""
+    received_bytes: int = 0
+    committed: bool = False
+    _arrivals: dict[int, _Arrival] = field(init=False)
+    _failure: TransferFailed | None = None
+
+    def __post_init__(self) -> None:
+        self._arrivals = {position: _Arrival(memory.cast("B")) for position, memory in self.wanted.items()}
+
+    def accept(self, frame: BlocksFrame) -> list[int]:
+        """Write the pieces of `frame`; the positions that are complete and verified now."""
+        self._require_open()
+        return [piece.position for piece in frame.pieces if self._write(piece)]
+
+    def commit(self, frame: CommitFrame) -> None:
+        """Returns only where every wanted block is here, verified, and what the sender says it sent."""
+        self._require_open()
+        absent = [p for p, arrival in self._arrivals.items() if arrival.arrived_bytes < len(arrival.destination)]
+        if absent:
+            raise self._fail(
+                Refusal.INCOMPLETE, f"{len(absent)} of {len(self.wanted)} blocks are not here: {absent[:8]}"
+            )
+        if frame.blocks != len(self.wanted):
+            raise self._fail(Refusal.WRONG_COMMIT, f"{frame.blocks} blocks were sent, {len(self.wanted)} wanted")
+        if frame.digest != _commit_digest({p: a.digest or b"" for p, a in self._arrivals.items()}):
+            raise self._fail(Refusal.WRONG_COMMIT, "the sender committed other blocks than those that arrived")
+        self.committed = True
+
+    def _write(self, piece: Piece) -> bool:
+        arrival = self._arrivals.get(piece.position)
+        if arrival is None:
+            raise self._fail(Refusal.WRONG_POSITION, f"the block at position {piece.position} was not asked for")
+        size = len(arrival.destination)
+        where = f"the block at position {piece.position}"
+        if piece.block_bytes != size:
+            raise self._fail(Refusal.WRONG_SIZE, f"{where} is {piece.block_bytes} bytes there and {size} here")
+        if arrival.arrived_bytes == size:
+            raise self._fail(Refusal.DUPLICATE_BLOCK, f"{where} arrived a second time")
+        if piece.offset != arrival.arrived_bytes or (arrival.digest is not None and piece.digest != arrival.digest):
+            raise self._fail(
+                Refusal.TORN_BLOCK, f"{where} goes on at {piece.offset} after {arrival.arrived_bytes} bytes"
+            )
+        end = piece.offset + len(piece.data)
+        arrival.destination[piece.offset : end] = piece.data
+        arrival.arrived_bytes = end
+        arrival.digest = piece.digest
+        self.received_bytes += len(piece.data)
+        if end < size:
+            return False
+        if block_digest(arrival.destination) != piece.digest:
+            raise self._fail(Refusal.WRONG_DIGEST, f"{where} does not have the digest that it came with")
+        return True
+
+    def _require_open(self) -> None:
+        if self._failure is not None:
+            raise _refused(Refusal.ENDED, f"the transfer failed before: {self._failure}")
+        if self.committed:
+            raise _refused(Refusal.ENDED, "a frame came after the commit")
+
+    def _fail(self, refusal: Refusal, message: str) -> TransferFailed:
+        self._failure = _refused(refusal, message)
+        return self._failure
+
+
+def _pieces(body: memoryview) -> list[Piece]:
+    if len(body) < _COUNT.size:
+        raise _refused(Refusal.BAD_FRAME, "a frame of blocks does not say how many pieces it carries")
+    (count,) = _COUNT.unpack_from(body)
+    start = _COUNT.size + count * _PIECE.size
+    if count == 0 or start > len(body):
+        raise _refused(Refusal.BAD_FRAME, f"{count} pieces do not fit a frame of {len(body)} bytes")
+    pieces = []
+    for position, offset, length, block_bytes, digest in _PIECE.iter_unpack(body[_COUNT.size : start]):
+        if length == 0 or offset + length > block_bytes or start + length > len(body):
+            raise _refused(Refusal.BAD_FRAME, f"a piece of {length} bytes at {offset} fits neither block nor frame")
+        pieces.append(Piece(position, offset, block_bytes, digest, body[start : start + length]))
+        start += length
+    if start != len(body):
+        raise _refused(Refusal.BAD_FRAME, f"{len(body) - start} bytes follow the last piece of a frame")
+    return pieces
+
+
+def _blocks_frame(pieces: list[Piece]) -> bytes:
+    headers = [_PIECE.pack(p.position, p.offset, len(p.data), p.block_bytes, p.digest) for p in pieces]
+    head = _HEADER.pack(_MAGIC, _VERSION, _BLOCKS_KIND) + _COUNT.pack(len(pieces))
+    return b"".join([head, *headers, *(p.data for p in pieces)])
+
+
+def _commit_digest(sent: Mapping[int, bytes]) -> bytes:
+    return bytes(xxhash.xxh3_128_digest(b"".join(_SENT.pack(p, sent[p]) for p in sorted(sent))))
+
+
+def _refused(refusal: Refusal, message: str) -> TransferFailed:
+    return TransferFailed(message, code=refusal.value)
