@@ -1,0 +1,38 @@
+"""What a prefill node says inside a hand-over stream, beside the blocks: payloads of the MESSAGE frames of
+`kvcache/transfer.py`.
+
+Order on the stream: one `Welcome` (or one `Refusal` and the end), then any number of `Progress` and block frames, one
+`FirstToken` at any place between them, and a COMMIT frame; or a `Refusal` at any place, which ends the stream.
+Knows nothing of frames or sockets.
+"""
+
+import msgspec
+
+from pipelines.types.log_probabilities import LogProbabilities
+from pronghorn.errors import ErrorRecord
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The hello was accepted; `hello` is the prefill node's own, as protobuf bytes, for the decode node to check."""
+
+    hello: bytes
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """The request is queued or being computed by an engine that steps. Sent so that silence means a fault."""
+
+
+class FirstToken(msgspec.Struct, frozen=True, tag=True):
+    """The prompt's first output, sent the moment it was sampled; its blocks may still be on the way."""
+
+    token: int
+    log_probabilities: LogProbabilities | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """The stream's last word: why there will be no commit."""
+
+    error: ErrorRecord
+
+
+HandOverMessage = Welcome | Progress | FirstToken | Refusal
