@@ -1,0 +1,68 @@
+"""The HTTP application: OpenAI's routes over a `Generator`, operators' routes over a `ClusterView`.
+
+Everything it needs is passed in and lives in closures: it works with or without a lifespan, under uvicorn as under
+Ray Serve. Making it starts nothing.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from orchestrator.api.chat import chat_routes
+from orchestrator.api.completions import completion_routes
+from orchestrator.api.documents import body_schemas
+from orchestrator.api.edge import RequestEdge
+from orchestrator.api.errors import install_error_handlers
+from orchestrator.api.health import health_routes
+from orchestrator.api.models import model_routes
+from orchestrator.api.preparation import Preparer, Workshop
+from orchestrator.api.services import Services
+from orchestrator.api.settings import ApiSettings
+from orchestrator.ports import ClusterView, Generator
+from pipelines.text.tokenizer import TextTokenizer
+from pronghorn.clock import SystemClock
+from pronghorn.tasks import Owner
+
+_STOP_GRACE_S = 1.0
+
+
+class Api(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def build_app(generator: Generator, view: ClusterView, tokenizer: TextTokenizer, settings: ApiSettings) -> FastAPI:
+    services = Services(
+        generator=generator,
+        view=view,
+        tokenizer=tokenizer,
+        settings=settings,
+        clock=SystemClock(),
+        owner=Owner("api"),
+        preparer=Preparer(tokenizer, settings),
+        workshop=Workshop(settings),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await services.owner.stop(_STOP_GRACE_S)
+        services.workshop.close()
+
+    app = Api(title="Pronghorn", version=settings.version, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(RequestEdge)
+    install_error_handlers(app)
+    for router in (
+        chat_routes(services),
+        completion_routes(services),
+        model_routes(settings),
+        health_routes(view, settings),
+    ):
+        app.include_router(router)
+    return app

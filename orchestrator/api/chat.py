@@ -1,0 +1,34 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.api.chunks import ChatChunks
+from orchestrator.api.documents import answers, request_body
+from orchestrator.api.schema import AnswerMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
+from orchestrator.api.services import Services
+
+
+def chat_routes(services: Services) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/chat/completions", openapi_extra=request_body(ChatCompletionRequest), responses=answers(ChatCompletion)
+    )
+    async def create_chat_completion(request: Request) -> Response:
+        prepared = await services.prepare(request, services.preparer.chat)
+        created, model = int(time.time()), services.settings.model_name
+        if prepared.stream:
+            return services.stream(prepared, ChatChunks(prepared.answer_id, created, model, prepared.include_usage))
+        whole, usage = await services.answers(request, prepared)
+        choices = [
+            ChatChoice(index=i, message=AnswerMessage(content=a.text), finish_reason=a.finish_reason)
+            for i, a in enumerate(whole)
+        ]
+        body = ChatCompletion(id=prepared.answer_id, created=created, model=model, choices=choices, usage=usage)
+        return Response(body.model_dump_json(), media_type="application/json")
+
+    return router

@@ -1,0 +1,82 @@
+"""The events of a streamed answer as bytes: chat chunks, completion chunks, usage, error, `[DONE]`, heartbeat.
+
+Written on the path of every token, so an event is a prefix, a JSON string and a suffix, made once per request. Strings
+are escaped to ASCII: clients that split lines as Unicode does would otherwise cut an event at U+2028 or U+0085.
+"""
+
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Protocol
+
+import msgspec
+
+from orchestrator.api.choice import Piece
+from orchestrator.api.errors import envelope
+from orchestrator.api.schema import Usage
+from pronghorn.errors import PronghornError
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+class Chunks(Protocol):
+    def piece(self, piece: Piece) -> bytes:
+        """The events of `piece`; b"" where there is nothing to say."""
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+
+def error_event(error: PronghornError) -> bytes:
+    return b"data: " + envelope(error) + b"\n\n"
+
+
+def _head(answer_id: str, kind: str, created: int, model: str) -> str:
+    head = {"id": answer_id, "object": kind, "created": created, "model": model}
+    return "data: " + msgspec.json.encode(head).decode()[:-1]
+
+
+class _Tail:
+    """The end of every event: with usage asked for, all but the last say that it is null."""
+
+    def __init__(self, head: str, include_usage: bool) -> None:
+        self._head = head
+        self.text = (',"usage":null}' if include_usage else "}") + "\n\n"
+
+    def usage(self, usage: Usage) -> bytes:
+        return f'{self._head},"choices":[],"usage":{usage.model_dump_json()}}}\n\n'.encode()
+
+
+class ChatChunks:
+    """The role comes once per choice, in its first chunk; a text never shares a chunk with a finish reason."""
+
+    def __init__(self, answer_id: str, created: int, model: str, include_usage: bool) -> None:
+        self._head = _head(answer_id, "chat.completion.chunk", created, model)
+        self._tail = _Tail(self._head, include_usage)
+        self._text_end = '},"logprobs":null,"finish_reason":null}]' + self._tail.text
+        self._begun: set[int] = set()
+        self.usage = self._tail.usage
+
+    def piece(self, piece: Piece) -> bytes:
+        start = f'{self._head},"choices":[{{"index":{piece.index},"delta":{{'
+        events = ""
+        if piece.index not in self._begun:
+            self._begun.add(piece.index)
+            events = start + '"role":"assistant","content":"","refusal":null' + self._text_end
+        if piece.text:
+            events += start + '"content":' + quoted(piece.text) + self._text_end
+        if piece.finish_reason is not None:
+            events += f'{start}}},"logprobs":null,"finish_reason":"{piece.finish_reason}"}}]{self._tail.text}'
+        return events.encode()
+
+
+class CompletionChunks:
+    def __init__(self, answer_id: str, created: int, model: str, include_usage: bool) -> None:
+        self._head = _head(answer_id, "text_completion", created, model)
+        self._tail = _Tail(self._head, include_usage)
+        self.usage = self._tail.usage
+
+    def piece(self, piece: Piece) -> bytes:
+        if not piece.text and piece.finish_reason is None:
+            return b""
+        reason = "null" if piece.finish_reason is None else f'"{piece.finish_reason}"'
+        choice = f'{{"index":{piece.index},"text":{quoted(piece.text)},"logprobs":null,"finish_reason":{reason}}}'
+        return f'{self._head},"choices":[{choice}]{self._tail.text}'.encode()

@@ -1,0 +1,30 @@
+"""`POST /v1/completions`: one choice per prompt."""
+
+import time
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.api.chunks import CompletionChunks
+from orchestrator.api.documents import answers, request_body
+from orchestrator.api.schema import Completion, CompletionChoice, CompletionRequest
+from orchestrator.api.services import Services
+
+
+def completion_routes(services: Services) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", openapi_extra=request_body(CompletionRequest), responses=answers(Completion))
+    async def create_completion(request: Request) -> Response:
+        prepared = await services.prepare(request, services.preparer.completion)
+        created, model = int(time.time()), services.settings.model_name
+        if prepared.stream:
+            chunks = CompletionChunks(prepared.answer_id, created, model, prepared.include_usage)
+            return services.stream(prepared, chunks)
+        whole, usage = await services.answers(request, prepared)
+        choices = [CompletionChoice(index=i, text=a.text, finish_reason=a.finish_reason) for i, a in enumerate(whole)]
+        body = Completion(id=prepared.answer_id, created=created, model=model, choices=choices, usage=usage)
+        return Response(body.model_dump_json(), media_type="application/json")
+
+    return router

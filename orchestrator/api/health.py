@@ -1,0 +1,67 @@
+"""What operators ask: alive, ready, which version, what the cluster looks like; and one thing they tell it.
+
+`/health` says that this process answers and asks nobody; `/ready` says whether a request could be served now.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from orchestrator.api.settings import ApiSettings
+from orchestrator.ports import ClusterView
+from pronghorn.errors import DeadlineExceeded, InvalidRequest, Unavailable
+
+RESET_WITHIN_S = 10.0
+
+
+def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/v1/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready() -> dict[str, str]:
+        is_ready, reason = view.ready()
+        if not is_ready:
+            raise Unavailable(reason, retry_after_s=settings.retry_after_s)
+        return {"status": "ready", "reason": reason}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": settings.version}
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, str]:
+        if not settings.prefix_caching:
+            raise InvalidRequest("prefix caching is off in this cluster: there is nothing to reset")
+        try:
+            async with asyncio.timeout(RESET_WITHIN_S):
+                await view.reset_prefix_cache()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the nodes did not take the reset within {RESET_WITHIN_S:g} s") from None
+        return {"status": "ok"}
+
+    @router.get("/internal/status")
+    async def status() -> Response:
+        return Response(msgspec.json.encode(_status(view, settings)), media_type="application/json")
+
+    return router
+
+
+def _status(view: ClusterView, settings: ApiSettings) -> dict[str, Any]:
+    is_ready, reason = view.ready()
+    return {
+        "version": settings.version,
+        "model": settings.model_name,
+        "ready": is_ready,
+        "reason": reason,
+        "in_flight": view.in_flight(),
+        "nodes": view.nodes(),
+        "counters": view.counters(),
+    }

@@ -1,0 +1,242 @@
+"""From the bytes of a request to the sequences to generate: checked, templated, tokenised, with a deadline each.
+
+Pure and synchronous (`Preparer`); `Workshop` runs it off the event loop where a body is long, with a bound on how many
+may wait. Headers win over the body's fields of the same meaning.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from orchestrator.api.body import check_fields, parse_object
+from orchestrator.api.schema import (
+    CHAT_NOT_YET,
+    COMPLETION_NOT_YET,
+    MAX_SALT_CHARS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationBody,
+)
+from orchestrator.api.settings import ApiSettings
+from orchestrator.ports import GenerationJob
+from pipelines.text.tokenizer import TextTokenizer
+from pipelines.types.invalid_value import InvalidValue
+from pipelines.types.sampling import SamplingParams, SamplingParamsInput
+from pipelines.types.text_context import TextContext
+from pipelines.types.text_request import TextGenerationRequest, TextGenerationRequestMessage
+from pronghorn.deadline import Deadline
+from pronghorn.errors import InvalidRequest, ModelNotFound, Overloaded
+from pronghorn.ids import RequestID
+
+_HTTP_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+"""What a field of the sampling parameters is called in a body."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What is known of a request beside its body."""
+
+    request_id: str
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case, or a mapping that ignores case."""
+    at_s: float
+    """When it came, on the clock of this process."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    answer_id: str
+    jobs: list[GenerationJob]
+    """One per choice, in the order of their indices."""
+    deadline: Deadline
+    stops: list[str]
+    stream: bool
+    include_usage: bool
+
+
+class Preparer:
+    """Raises InvalidRequest, ContextLengthExceeded, ModelNotFound."""
+
+    def __init__(self, tokenizer: TextTokenizer, settings: ApiSettings) -> None:
+        self._tokenizer = tokenizer
+        self._settings = settings
+
+    def chat(self, raw: bytes, arrival: Arrival) -> Prepared:
+        body = check_fields(parse_object(raw), ChatCompletionRequest, CHAT_NOT_YET)
+        request = self._request(body, arrival, RequestID(arrival.request_id))
+        if body.prompt_tokens:
+            request["prompt"] = body.prompt_tokens
+        else:
+            request["messages"] = [_message(m.role, m.content) for m in body.messages]
+            request["chat_template_options"] = body.chat_template_kwargs
+        return self._prepared("chatcmpl", body, arrival, [request])
+
+    def completion(self, raw: bytes, arrival: Arrival) -> Prepared:
+        body = check_fields(parse_object(raw), CompletionRequest, COMPLETION_NOT_YET)
+        prompts = body.prompts
+        if len(prompts) > self._settings.max_prompts:
+            raise InvalidRequest(
+                f"prompt has {len(prompts)} prompts; at most {self._settings.max_prompts} are allowed", param="prompt"
+            )
+        requests = []
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                where = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+                raise InvalidRequest(f"{where} is empty; it must have at least one token", param=where)
+            request_id = arrival.request_id if len(prompts) == 1 else f"{arrival.request_id}_{index}"
+            requests.append(self._request(body, arrival, RequestID(request_id)) | {"prompt": prompt})
+        return self._prepared("cmpl", body, arrival, requests)
+
+    def _request(self, body: GenerationBody, arrival: Arrival, request_id: RequestID) -> dict[str, Any]:
+        return {
+            "request_id": request_id,
+            "model_name": self._model(body),
+            "request_path": arrival.path,
+            "sampling_params": self._sampling(body),
+            "dkv_cache_hint": _hint(body.dkv_cache_hint),
+            "cache_salt": self._salt(body, arrival),
+        }
+
+    def _prepared(
+        self, prefix: str, body: GenerationBody, arrival: Arrival, requests: list[dict[str, Any]]
+    ) -> Prepared:
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options may only be set when stream is true", param="stream_options")
+        deadline = self._deadline(body, arrival)
+        target = arrival.headers.get("x-target-endpoint") or body.target_endpoint or None
+        return Prepared(
+            answer_id=f"{prefix}-{arrival.request_id}",
+            jobs=[self._job(TextGenerationRequest(**request), deadline, target) for request in requests],
+            deadline=deadline,
+            stops=body.stops,
+            stream=body.stream,
+            include_usage=body.include_usage,
+        )
+
+    def _job(self, request: TextGenerationRequest, deadline: Deadline, target: str | None) -> GenerationJob:
+        # The client's word for a node stays outside the context, where only an address that was looked up may be.
+        return GenerationJob(
+            context=self._context(request),
+            deadline=deadline,
+            model=request.model_name,
+            target_endpoint=target,
+            hint=request.dkv_cache_hint,
+        )
+
+    def _context(self, request: TextGenerationRequest) -> TextContext:
+        try:
+            return self._tokenizer.new_context(request, self._settings.max_length)
+        except InvalidValue as error:
+            field = error.param or ""
+            name = _HTTP_NAMES.get(field, field)
+            if field == "prompt" and request.request_path.endswith("/chat/completions"):
+                name = "prompt_tokens"
+            raise InvalidRequest(name + error.message.removeprefix(field), param=name) from error
+
+    def _model(self, body: GenerationBody) -> str:
+        if body.model not in ("", self._settings.model_name):
+            raise ModelNotFound(
+                f"the model {body.model!r} does not exist; served: {self._settings.model_name!r}", param="model"
+            )
+        return self._settings.model_name
+
+    def _sampling(self, body: GenerationBody) -> SamplingParams:
+        vocab_size = self._tokenizer.vocab_size
+        for token in body.stop_token_ids or ():
+            if token >= vocab_size:
+                raise InvalidRequest(
+                    f"stop_token_ids has {token}; the model's ids are 0 to {vocab_size - 1}", param="stop_token_ids"
+                )
+        given = SamplingParamsInput(
+            top_k=body.top_k,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            temperature=body.temperature,
+            frequency_penalty=body.frequency_penalty,
+            presence_penalty=body.presence_penalty,
+            repetition_penalty=body.repetition_penalty,
+            max_new_tokens=body.output_limit,
+            min_new_tokens=body.min_tokens,
+            ignore_eos=body.ignore_eos,
+            stop=body.stops or None,
+            stop_token_ids=body.stop_token_ids,
+            seed=body.seed,
+        )
+        return SamplingParams.from_input_and_generation_config(given, self._tokenizer.generation_defaults)
+
+    def _salt(self, body: GenerationBody, arrival: Arrival) -> str | None:
+        in_header = arrival.headers.get("x-cache-salt", "")
+        if len(in_header) > MAX_SALT_CHARS:
+            raise InvalidRequest(
+                f"X-Cache-Salt has {len(in_header)} characters; at most {MAX_SALT_CHARS} are allowed",
+                param="X-Cache-Salt",
+            )
+        return (in_header or body.cache_salt or None) if self._settings.use_client_cache_salt else None
+
+    def _deadline(self, body: GenerationBody, arrival: Arrival) -> Deadline:
+        most_s = self._settings.default_deadline_s
+        name, asked_s = "timeout", body.timeout
+        if in_header := arrival.headers.get("x-request-timeout"):
+            name, asked_s = "X-Request-Timeout", _seconds(in_header)
+        if asked_s is None:
+            asked_s = most_s
+        if not 0 < asked_s <= most_s:
+            raise InvalidRequest(f"{name} is {asked_s:g} s; it must be above 0 and at most {most_s:g} s", param=name)
+        return Deadline.after(arrival.at_s, asked_s)
+
+
+def _message(role: str, content: Any) -> TextGenerationRequestMessage:
+    parts = [part.model_dump() for part in content] if isinstance(content, list) else content
+    return TextGenerationRequestMessage.model_validate(
+        {"role": "system" if role == "developer" else role, "content": parts}
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"X-Request-Timeout is {text!r}; it must be seconds", param="X-Request-Timeout") from None
+
+
+def _hint(hint: Any) -> dict[str, Any] | None:
+    """A hint of no use is a miss for the connector to count: {} stands for anything that no message can carry."""
+    if hint is None:
+        return None
+    try:
+        msgspec.msgpack.encode(hint)
+    except OverflowError:  # an integer beyond 64 bits
+        return {}
+    return hint if isinstance(hint, dict) else {}
+
+
+class Workshop:
+    """Runs preparations: short ones in place, long ones in a few threads, in the order in which they came."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(settings.preparing_threads, thread_name_prefix="prepare")
+        self._waiting = 0
+
+    async def prepare(self, make: Callable[[bytes, Arrival], Prepared], raw: bytes, arrival: Arrival) -> Prepared:
+        """Raises Overloaded where too many wait, and what `make` raises."""
+        if len(raw) <= self._settings.offload_bytes:
+            return make(raw, arrival)
+        if self._waiting >= self._settings.max_preparing:
+            raise Overloaded(
+                f"{self._waiting} requests wait to be tokenised, which is the most that may",
+                retry_after_s=self._settings.retry_after_s,
+            )
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, make, raw, arrival)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,276 @@
+"""The bodies of `/v1/chat/completions` and `/v1/completions`: what may be sent, within which bounds, and what comes
+back.
+
+Types are strict: `"1"` is not a number and `true` is not 1. Fields that the server knows and does not support yet are
+not here but in `CHAT_NOT_YET` and `COMPLETION_NOT_YET`; fields of OpenAI's own schema that need no action are here,
+without a check. Streamed chunks have the same shapes as the answers and are written by `chunks.py`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 4
+MAX_SALT_CHARS = 512
+MAX_INT64 = 2**63 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT64)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+NoEffect = Annotated[Any, Field(description="Accepted; changes nothing here.")]
+
+
+class StrictBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class StreamOptions(StrictBody):
+    include_usage: bool | None = None
+    include_obfuscation: NoEffect = None
+
+
+class GenerationBody(StrictBody):
+    """What both endpoints take."""
+
+    model: str = Field("", description="The served model; empty means the one that is served.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
+    stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOPS} strings; none may be empty.")
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT64, description="0 and -1: all tokens.")] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[TokenId] | None = None
+    timeout: Annotated[Number, Field(gt=0, description="Seconds for the whole request.")] | None = None
+    target_endpoint: str | None = Field(None, description="A prefill node: registered name or `tcp://host:port`.")
+    dkv_cache_hint: Any = Field(None, description="Who holds cached blocks: a JSON object. One of no use is ignored.")
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
+
+    user: NoEffect = None
+    metadata: NoEffect = None
+    store: NoEffect = None
+    service_tier: NoEffect = None
+    safety_identifier: NoEffect = None
+    prompt_cache_key: NoEffect = None
+    prompt_cache_retention: NoEffect = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_is_strings(cls, stop: Any) -> Any:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+            raise PydanticCustomError("stop", "must be a string or a list of strings")
+        if len(stops) > MAX_STOPS:
+            raise PydanticCustomError("stop", "must have at most {most} strings", {"most": MAX_STOPS})
+        if not all(stops):
+            raise PydanticCustomError("stop", "must have strings of at least one character")
+        return stops
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class TextPart(StrictBody):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """Keys that are not listed (`name`, `refusal`, ...) are tolerated."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _parts_are_text(cls, content: Any) -> Any:
+        if not isinstance(content, (str, list)) and content is not None:
+            raise PydanticCustomError("content", "must be a string or a list of parts")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if not isinstance(part, dict):
+                raise PydanticCustomError("content", "part {index} must be an object with a type", {"index": index})
+            if part.get("type") != "text":
+                context = {"index": index, "type": str(part.get("type"))[:80]}
+                raise PydanticCustomError(
+                    "unsupported", "part {index} has type {type}, which is not supported; supported: text", context
+                )
+            if not isinstance(part.get("text"), str):
+                raise PydanticCustomError("content", "part {index} must have a text, a string", {"index": index})
+        return content
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _role_is_supported(cls, role: Any) -> Any:
+        if role in ("tool", "function"):
+            raise PydanticCustomError("unsupported", "the role {role} is not supported yet", {"role": role})
+        return role
+
+
+class ChatCompletionRequest(GenerationBody):
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    prompt_tokens: list[TokenId] | None = Field(None, description="The prompt as token ids; used instead of messages.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
+    parallel_tool_calls: NoEffect = None
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+OPENAI_DEFAULT_COMPLETION_TOKENS = 16
+
+
+class CompletionRequest(GenerationBody):
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = OPENAI_DEFAULT_COMPLETION_TOKENS
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt_is_text_or_tokens(cls, prompt: Any) -> Any:
+        if isinstance(prompt, str):
+            return prompt
+        if not isinstance(prompt, list):
+            raise PydanticCustomError("prompt", "must be a string, a list of token ids, or a list of either")
+        if not prompt:
+            raise PydanticCustomError("prompt", "must not be empty")
+        kinds = {type(item) for item in prompt}
+        if len(kinds) != 1 or not kinds <= {str, int, list}:
+            raise PydanticCustomError(
+                "prompt", "must have items of one kind: strings, token ids, or lists of token ids"
+            )
+        return prompt
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+_SAMPLING_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "thinking_temperature": (),
+}
+
+CHAT_NOT_YET = _SAMPLING_NOT_YET | {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "reasoning": (),
+    "reasoning_split": (True,),
+    "thinking": (),
+    "verbosity": ("medium",),
+}
+"""Fields that the server knows and does not support yet, with the values that ask for nothing."""
+
+COMPLETION_NOT_YET = _SAMPLING_NOT_YET | {"logprobs": (), "echo": (False,), "suffix": ("",), "best_of": (1,)}
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int = 0
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AnswerMessage
+    logprobs: None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

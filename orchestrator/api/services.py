@@ -1,0 +1,104 @@
+"""What the routes stand on, made once per application, and the two ways in which they answer."""
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from orchestrator.api.body import read_body
+from orchestrator.api.choice import ChoiceText, FinishReason, Piece, pieces
+from orchestrator.api.chunks import Chunks
+from orchestrator.api.endings import before, while_client_stays
+from orchestrator.api.merge import merged
+from orchestrator.api.preparation import Arrival, Prepared, Preparer, Workshop
+from orchestrator.api.schema import PromptTokensDetails, Usage
+from orchestrator.api.settings import ApiSettings
+from orchestrator.api.sse import EventStream
+from orchestrator.ports import ClusterView, Generator
+from pipelines.text.tokenizer import TextTokenizer
+from pronghorn.clock import Clock
+from pronghorn.tasks import Owner
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One whole choice."""
+
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Services:
+    generator: Generator
+    view: ClusterView
+    tokenizer: TextTokenizer
+    settings: ApiSettings
+    clock: Clock
+    owner: Owner
+    preparer: Preparer
+    workshop: Workshop
+
+    async def prepare(self, request: Request, make: Callable[[bytes, Arrival], Prepared]) -> Prepared:
+        """Read the body and make of it what is to be generated."""
+        arrival = Arrival(uuid.uuid4().hex, request.url.path, request.headers, self.clock.now_s())
+        raw = await read_body(request, self.settings.max_request_bytes, self.settings.default_deadline_s)
+        return await self.workshop.prepare(make, raw, arrival)
+
+    async def answers(self, request: Request, prepared: Prepared) -> tuple[list[Answer], Usage]:
+        """Generate every choice to its end. Raises ClientGone, DeadlineExceeded, and what the generator raises."""
+        texts = self._texts(prepared)
+        parts: list[list[str]] = [[] for _ in texts]
+        reasons: list[FinishReason] = ["stop"] * len(texts)
+        async with (
+            while_client_stays(request.receive, self.owner, prepared.answer_id),
+            before(prepared.deadline, self.clock),
+            aclosing(self._pieces(prepared, texts)) as stream,
+        ):
+            async for piece in stream:
+                parts[piece.index].append(piece.text)
+                if piece.finish_reason is not None:
+                    reasons[piece.index] = piece.finish_reason
+        answers = [Answer("".join(text), reason) for text, reason in zip(parts, reasons, strict=True)]
+        return answers, _usage(prepared, texts)
+
+    def stream(self, prepared: Prepared, chunks: Chunks) -> EventStream:
+        return EventStream(
+            self._events(prepared, chunks),
+            name=prepared.answer_id,
+            deadline=prepared.deadline,
+            clock=self.clock,
+            owner=self.owner,
+            heartbeat_s=self.settings.heartbeat_s,
+            last_word_s=self.settings.last_word_s,
+        )
+
+    async def _events(self, prepared: Prepared, chunks: Chunks) -> AsyncGenerator[bytes, None]:
+        texts = self._texts(prepared)
+        async with aclosing(self._pieces(prepared, texts)) as stream:
+            async for piece in stream:
+                yield chunks.piece(piece)
+        if prepared.include_usage:
+            yield chunks.usage(_usage(prepared, texts))
+
+    def _texts(self, prepared: Prepared) -> list[ChoiceText]:
+        return [
+            ChoiceText(index, self.tokenizer, prepared.stops, frozenset(job.context.eos_tracker.eos_token_ids))
+            for index, job in enumerate(prepared.jobs)
+        ]
+
+    def _pieces(self, prepared: Prepared, texts: Sequence[ChoiceText]) -> AsyncGenerator[Piece, None]:
+        return merged([pieces(self.generator, job, text) for job, text in zip(prepared.jobs, texts, strict=True)])
+
+
+def _usage(prepared: Prepared, texts: Sequence[ChoiceText]) -> Usage:
+    prompt = sum(job.context.original_prompt_length for job in prepared.jobs)
+    completion = sum(text.completion_tokens for text in texts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(text.cached_tokens for text in texts)),
+    )

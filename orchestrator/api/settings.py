@@ -1,0 +1,34 @@
+"""What the HTTP surface is told at its start. Frozen; whoever composes the application fills it in."""
+
+import msgspec
+
+MEBIBYTE = 1024 * 1024
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    model_name: str
+    """The one model that is served; what `GET /v1/models` lists."""
+    max_length: int
+    """Prompt plus output, in tokens."""
+    version: str
+    created_unix_s: int
+    """What `GET /v1/models` says under `created`."""
+
+    default_deadline_s: float = 600.0
+    """A request's whole time, from its first byte; a client may ask for less, never for more."""
+    max_request_bytes: int = 100 * MEBIBYTE
+    max_prompts: int = 64
+    """Prompts in one `/v1/completions` body."""
+    max_preparing: int = 256
+    """Requests that may be parsed and tokenised off the event loop or wait for it; one more is refused."""
+    preparing_threads: int = 1
+    offload_bytes: int = 4096
+    """Longer bodies are parsed, templated and tokenised off the event loop."""
+    heartbeat_s: float = 10.0
+    """The longest silence on an open event stream before a comment is sent."""
+    last_word_s: float = 2.0
+    """How long a client that does not read may hold back the end of its stream once the request is over."""
+    retry_after_s: float = 1.0
+    use_client_cache_salt: bool = False
+    """Honour `cache_salt` and `X-Cache-Salt`; only behind a gateway that is trusted to set them."""
+    prefix_caching: bool = True

@@ -1,0 +1,44 @@
+"""How a replica is put together to serve: sessions over gRPC, an identity of its own, what its HTTP side is told."""
+
+import importlib.metadata
+
+from kvcache.handshake import Identity
+from kvcache.hashing import seed_digest
+from kvcache.registry import NodeRegistry
+from orchestrator.api.settings import ApiSettings
+from orchestrator.config import OrchestratorConfig
+from orchestrator.node_client import GrpcConnector
+from orchestrator.replica import Replica
+from pronghorn.clock import SystemClock
+from pronghorn.ids import new_incarnation
+
+ROLE = "orchestrator"
+
+
+async def start_replica(name: str, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
+    """A replica that looks for its nodes. Raises Unavailable where the registry does not answer."""
+    identity = Identity(
+        role=ROLE,
+        name=name,
+        incarnation=new_incarnation(),
+        model=config.model_name,
+        seed_digest=seed_digest(await registry.cluster_seed()),
+    )
+    connector = GrpcConnector(identity, config.connect_timeout_s, config.send_queue_frames)
+    replica = Replica(config, registry, connector, SystemClock())
+    replica.start()
+    return replica
+
+
+def api_settings(config: OrchestratorConfig, started_unix_s: int) -> ApiSettings:
+    return ApiSettings(
+        model_name=config.model_name,
+        max_length=config.max_length,
+        version=importlib.metadata.version("pronghorn"),
+        created_unix_s=started_unix_s,
+        default_deadline_s=config.default_deadline_s,
+        max_request_bytes=config.max_request_bytes,
+        retry_after_s=config.retry_after_s,
+        use_client_cache_salt=config.use_client_cache_salt,
+        prefix_caching=config.prefix_caching,
+    )

@@ -1,0 +1,76 @@
+"""What an orchestrator replica is told at its start. Frozen, JSON-able; assembled in `cluster/config.py`."""
+
+import msgspec
+
+from pronghorn.errors import ConfigurationError
+
+MEBIBYTE = 1024 * 1024
+
+
+class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    redis_url: str
+    key_prefix: str
+    model_name: str
+    """The model that this replica serves; nodes of another model are not its nodes."""
+    model_path: str
+    """A Hugging Face folder; only its tokenizer, chat template and generation defaults are read here."""
+    max_length: int
+    """Prompt plus output, in tokens, that a request may have."""
+
+    default_deadline_s: float = 600.0
+    max_in_flight: int = 256
+    """Requests that may run on nodes at once."""
+    max_queue: int = 256
+    """Requests that may wait for a slot; one more is refused as Overloaded."""
+    max_attempts: int = 3
+    """Decode nodes tried before the first token."""
+    max_prefill_candidates: int = 3
+    """Prefill nodes named to the decode node, best first."""
+    retry_after_s: float = 1.0
+    """What a refused client is told to wait."""
+    max_request_bytes: int = 100 * MEBIBYTE
+    use_client_cache_salt: bool = False
+    prefix_caching: bool = True
+    """Whether the nodes keep computed blocks; without it there is nothing to reset."""
+
+    heartbeat_timeout_s: float = 2.0
+    """A node silent for longer gets no new work."""
+    silence_timeout_s: float = 10.0
+    """A session silent for longer is broken, and its attempts with it."""
+    connect_timeout_s: float = 5.0
+    reconnect_min_s: float = 0.1
+    reconnect_max_s: float = 2.0
+    relist_period_s: float = 2.0
+    """The registry is listed this often even where it announced no change."""
+    send_queue_frames: int = 1024
+    """Frames that may wait for the socket of one session."""
+    drain_s: float = 30.0
+    """How long a leaving replica waits for its requests before it fails them."""
+    prefill_expected: bool = True
+    """Whether a missing prefill pool is worth saying in `ready`; it never makes the replica unready."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "max_length default_deadline_s max_in_flight max_attempts max_prefill_candidates retry_after_s "
+            "max_request_bytes heartbeat_timeout_s silence_timeout_s connect_timeout_s reconnect_min_s "
+            "relist_period_s send_queue_frames"
+        )
+        for name in positive.split():
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be greater than 0", param=name)
+        for name in ("max_queue", "drain_s"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must not be negative", param=name)
+        if self.reconnect_max_s < self.reconnect_min_s:
+            raise ConfigurationError(
+                f"reconnect_max_s is {self.reconnect_max_s}; below reconnect_min_s {self.reconnect_min_s}",
+                param="reconnect_max_s",
+            )
+
+
+def parse_config(raw: dict[str, object]) -> OrchestratorConfig:
+    """`raw` as it came from JSON, checked. Raises ConfigurationError naming the field."""
+    try:
+        return msgspec.convert(raw, OrchestratorConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"orchestrator configuration: {error}") from error

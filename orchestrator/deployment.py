@@ -1,0 +1,49 @@
+"""The orchestrator as a Ray Serve ingress: Serve's hooks on what `assembly.py` puts together.
+
+Knows Ray for the ingress decorator and the replica's tag alone; `cluster/build.py` makes a deployment of the class.
+Everything is made in the constructor, on the loop that will use it, and hangs on the replica: the routes close over it.
+"""
+
+import time
+from typing import Any
+
+from ray import serve
+
+from kvcache.redis_registry import RedisRegistry
+from orchestrator.api.app import build_app
+from orchestrator.assembly import ROLE, api_settings, start_replica
+from orchestrator.config import parse_config
+from orchestrator.replica import Replica
+from pipelines.text.tokenizer import TextTokenizer
+from pronghorn.errors import InternalError
+
+
+@serve.ingress()
+class OrchestratorDeployment:
+    async def __init__(self, config: dict[str, Any], *nodes: object) -> None:  # type: ignore[misc]  # Serve awaits it
+        """`config` is an OrchestratorConfig as plain data; `nodes` are bound only to belong to the application.
+
+        Raises ConfigurationError naming the field or file at fault, Unavailable where the registry does not answer.
+        """
+        self._replica: Replica | None = None
+        parsed = parse_config(config)
+        tokenizer = TextTokenizer.from_folder(parsed.model_path)
+        self._registry = RedisRegistry(parsed.redis_url, parsed.key_prefix)
+        self._replica = await start_replica(f"{ROLE}-{serve.get_replica_context().replica_tag}", parsed, self._registry)
+        self._http = build_app(self._replica, self._replica, tokenizer, api_settings(parsed, int(time.time())))
+
+    def __serve_build_asgi_app__(self) -> object:
+        """Serve asks for the application once the constructor is through."""
+        return self._http
+
+    async def check_health(self) -> None:
+        """Raises where this process is at fault. That no node is there is no fault of its own: see `/ready`."""
+        if self._replica is not None and (failure := self._replica.failure()) is not None:
+            raise InternalError(f"the orchestrator's node membership ended: {failure!r}")
+
+    async def __del__(self) -> None:
+        """Serve's hook before a replica goes, its HTTP requests ended or out of time by then."""
+        if self._replica is not None:
+            await self._replica.drain()
+            await self._replica.stop()
+            await self._registry.close()

@@ -1,0 +1,157 @@
+"""A session with a node over gRPC: one long-lived bidirectional stream, whose first message each way is a Hello.
+
+It knows frames and the handshake; it knows nothing of requests, and never reconnects.
+
+One task alone writes: a grpc.aio stream takes one outstanding write, a second one breaks it. A silent peer is noticed
+by the channel's keepalive (`pronghorn/wire.py`); whatever ends the stream surfaces once, as NodeLost out of `frames`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from kvcache.handshake import Identity, check_peer
+from kvcache.registry import NodeRecord
+from pipelines.types.frames import Abort, NodeFrame, OrchestratorFrame
+from pipelines.types.wire import decode, encode
+from pronghorn.errors import HandshakeRefused, InternalError, NodeLost, Overloaded
+from pronghorn.tasks import Owner
+from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, SESSION_METHOD
+from protos.node_pb2 import Hello
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 1.0
+STREAM_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+"""What grpc.aio raises when the stream is over: its status, or, of a write after that, a wrong state."""
+
+
+class GrpcNodeClient:
+    """Implements `ports.NodeClient`. Made inside a running event loop."""
+
+    def __init__(self, record: NodeRecord, ours: Identity, connect_timeout_s: float, send_queue_frames: int) -> None:
+        self._record = record
+        self._ours = ours
+        self._connect_timeout_s = connect_timeout_s
+        self._send_queue_frames = send_queue_frames
+        self._outbox: deque[bytes] = deque()
+        self._to_write = asyncio.Event()
+        self._owner = Owner(f"session-{record.name}")
+        self._channel = grpc.aio.insecure_channel(record.address, options=CLIENT_CHANNEL_OPTIONS)
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+        self._up = False
+        self._closed = False
+
+    async def connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                session: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(SESSION_METHOD)
+                self._call = session()
+                await self._call.write(self._ours.to_hello().SerializeToString())
+                theirs = await self._read()
+        except TimeoutError as error:
+            raise NodeLost(f"no Hello within {self._connect_timeout_s} s") from error
+        except STREAM_ENDED as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise HandshakeRefused(f"{self._record.name} refused us: {error.details()}") from error
+            raise NodeLost(_reason(error)) from error
+        self._check(theirs)
+        self._up = True
+        self._owner.start(self._write(), "writer")
+
+    def _check(self, hello: bytes) -> None:
+        try:
+            theirs = Identity.from_hello(Hello.FromString(hello))
+        except DecodeError as error:
+            raise HandshakeRefused(
+                f"{self._record.name} at {self._record.address} did not answer with a Hello"
+            ) from error
+        check_peer(self._ours, theirs, expect_incarnation=self._record.incarnation, compare_layout=False)
+        if theirs.seed_digest != self._ours.seed_digest:
+            raise HandshakeRefused(
+                f"{theirs.role} {theirs.name}: seed_digest is {theirs.seed_digest!r} there and "
+                f"{self._ours.seed_digest!r} here: another cluster's node",
+                param="seed_digest",
+            )
+
+    def send(self, frame: OrchestratorFrame) -> None:
+        if not self._up:
+            raise NodeLost("the session is not up")
+        if len(self._outbox) >= self._send_queue_frames and not isinstance(frame, Abort):
+            raise Overloaded(f"{len(self._outbox)} frames wait for the socket of {self._record.name}")
+        self._outbox.append(encode(frame))
+        self._to_write.set()
+
+    async def frames(self) -> AsyncGenerator[NodeFrame, None]:
+        while True:
+            try:
+                frame: NodeFrame = decode(await self._read(), NodeFrame)
+            except STREAM_ENDED as error:
+                self._up = False
+                raise NodeLost(_reason(error)) from error
+            except InternalError as error:
+                self._up = False
+                raise NodeLost(f"it sent what is no frame: {error.message}") from error
+            yield frame
+
+    async def close(self) -> None:
+        self._up, self._closed = False, True
+        await self._owner.stop(CLOSE_S)
+        if self._call is not None:
+            self._call.cancel()
+        await self._channel.close(grace=None)
+
+    async def _read(self) -> bytes:
+        """The next message. Raises what grpc raises, or NodeLost where the node ended the stream in good order."""
+        if self._call is None or self._closed:
+            raise NodeLost("the session is not up")
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            # A call that `close` cancelled raises this in its reader too, which nobody has cancelled.
+            if self._closed_under_the_reader():
+                raise NodeLost("the session was closed") from None
+            raise
+        if isinstance(message, bytes):
+            return message
+        self._up = False
+        raise NodeLost("it ended the session")
+
+    def _closed_under_the_reader(self) -> bool:
+        task = asyncio.current_task()
+        return self._closed and task is not None and not task.cancelling()
+
+    async def _write(self) -> None:
+        assert self._call is not None
+        try:
+            while True:
+                await self._to_write.wait()
+                self._to_write.clear()
+                while self._outbox:
+                    await self._call.write(self._outbox.popleft())
+        except STREAM_ENDED as error:
+            # The reader sees the same end of the stream, and is the one that reports it.
+            log.debug("writing to %s ended: %s", self._record.name, _reason(error))
+            self._up = False
+
+
+class GrpcConnector:
+    """Implements `ports.NodeConnector`."""
+
+    def __init__(self, ours: Identity, connect_timeout_s: float, send_queue_frames: int) -> None:
+        self._ours = ours
+        self._connect_timeout_s = connect_timeout_s
+        self._send_queue_frames = send_queue_frames
+
+    def client(self, record: NodeRecord) -> GrpcNodeClient:
+        return GrpcNodeClient(record, self._ours, self._connect_timeout_s, self._send_queue_frames)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,174 @@
+"""Which nodes there are, which of them may be given work, and how loaded each is.
+
+Pure: registry listings, session openings and closings, and heartbeats come in, with the time; views come out. It knows
+lives of nodes (incarnations), never sockets.
+
+Invariants:
+- A name has at most one current life. A listing that shows a new incarnation replaces the old one.
+- Usable means: session up, last heartbeat younger than the bound, healthy, not draining. The registry decides whom to
+  connect to, not who is alive: a node that fell out of a listing stays as long as its session lives, so that a Redis
+  that is away, or that came back empty, costs nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from kvcache.registry import NodeRecord
+from pipelines.types.frames import NodeReport
+from pronghorn.ids import Incarnation, NodeName
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node at one moment, as the router sees it."""
+
+    name: NodeName
+    role: str
+    model: str
+    address: str
+    incarnation: Incarnation
+    unusable: str | None
+    """Why it cannot be given work; None where it can."""
+    in_flight: int
+    """What it reported, and what this orchestrator sent since."""
+    waiting: int
+    free_blocks: int
+
+
+@dataclass(frozen=True)
+class MembershipChange:
+    """What a listing changed: lives to connect to, and lives that another one replaced."""
+
+    joined: list[NodeRecord]
+    replaced: list[Incarnation]
+
+
+@dataclass
+class _Node:
+    record: NodeRecord
+    registered: bool = True
+    session_up: bool = False
+    trouble: str = "not connected yet"
+    report: NodeReport | None = None
+    heard_at_s: float = 0.0
+    running: int = 0  # attempts of ours that have not ended
+    unreported: int = 0  # those among them dispatched since its last heartbeat
+
+
+class Nodes:
+    def __init__(self, model: str, heartbeat_timeout_s: float) -> None:
+        self._model = model
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._nodes: dict[Incarnation, _Node] = {}
+
+    # --- what happens ---
+
+    def listed(self, records: Iterable[NodeRecord]) -> MembershipChange:
+        """The registry answered, with these live leases. Where it does not answer, nothing is called."""
+        current = {record.incarnation: record for record in records if record.model == self._model}
+        names = {record.name for record in current.values()}
+        replaced = [
+            incarnation
+            for incarnation, node in self._nodes.items()
+            if incarnation not in current and node.record.name in names
+        ]
+        for incarnation, node in list(self._nodes.items()):
+            node.registered = incarnation in current
+            if incarnation in replaced or not (node.registered or node.session_up):
+                del self._nodes[incarnation]
+        joined = [record for incarnation, record in current.items() if incarnation not in self._nodes]
+        for record in joined:
+            self._nodes[record.incarnation] = _Node(record)
+        return MembershipChange(joined, replaced)
+
+    def opened(self, incarnation: Incarnation) -> None:
+        if node := self._nodes.get(incarnation):
+            node.session_up, node.trouble, node.report = True, "no heartbeat yet", None
+
+    def closed(self, incarnation: Incarnation, reason: str) -> None:
+        """The session ended, or could not be opened; `reason` says why."""
+        node = self._nodes.get(incarnation)
+        if node is None:
+            return
+        node.session_up, node.trouble, node.running, node.unreported = False, reason, 0, 0
+        if not node.registered:
+            del self._nodes[incarnation]
+
+    def heartbeat(self, incarnation: Incarnation, report: NodeReport, now_s: float) -> None:
+        if node := self._nodes.get(incarnation):
+            node.report, node.heard_at_s, node.unreported = report, now_s, 0
+
+    def dispatched(self, incarnation: Incarnation) -> None:
+        if node := self._nodes.get(incarnation):
+            node.running += 1
+            node.unreported += 1
+
+    def ended(self, incarnation: Incarnation) -> None:
+        """One attempt of ours on that node is over, however it ended."""
+        if (node := self._nodes.get(incarnation)) and node.running > 0:
+            node.running -= 1
+            node.unreported = min(node.unreported, node.running)
+
+    # --- what is ---
+
+    def registered(self, incarnation: Incarnation) -> bool:
+        """Whether a broken session with that life is worth opening again."""
+        node = self._nodes.get(incarnation)
+        return node is not None and node.registered
+
+    def names(self) -> set[NodeName]:
+        return {node.record.name for node in self._nodes.values()}
+
+    def views(self, now_s: float) -> list[NodeView]:
+        return [self._view(incarnation, node, now_s) for incarnation, node in self._nodes.items()]
+
+    def reports(self, now_s: float) -> list[NodeReport]:
+        """What each node last said of itself; one that may not be given work for silence is shown as unhealthy."""
+        return [self._report(node, now_s) for node in self._nodes.values()]
+
+    def _view(self, incarnation: Incarnation, node: _Node, now_s: float) -> NodeView:
+        report = node.report
+        return NodeView(
+            name=node.record.name,
+            role=node.record.role,
+            model=node.record.model,
+            address=node.record.address,
+            incarnation=incarnation,
+            unusable=self._unusable(node, now_s),
+            in_flight=max(node.running, (report.in_flight if report else 0) + node.unreported),
+            waiting=report.waiting if report else 0,
+            free_blocks=report.free_blocks if report else 0,
+        )
+
+    def _unusable(self, node: _Node, now_s: float) -> str | None:
+        if not node.session_up or node.report is None:
+            return node.trouble
+        if now_s - node.heard_at_s > self._heartbeat_timeout_s:
+            return f"silent for {now_s - node.heard_at_s:.1f} s"
+        if node.report.draining:
+            return "draining"
+        return None if node.report.healthy else "unhealthy"
+
+    def _report(self, node: _Node, now_s: float) -> NodeReport:
+        record = node.record
+        if node.report is None:
+            return NodeReport(
+                name=record.name,
+                role=record.role,
+                model=record.model,
+                address=record.address,
+                incarnation=record.incarnation,
+                healthy=False,
+                in_flight=0,
+                total_blocks=0,
+                free_blocks=0,
+                held_blocks=0,
+                cached_blocks=0,
+                waiting=0,
+                running=0,
+                awaiting_blocks=0,
+            )
+        reachable = node.session_up and now_s - node.heard_at_s <= self._heartbeat_timeout_s
+        return node.report if reachable else msgspec.structs.replace(node.report, healthy=False)

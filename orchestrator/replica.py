@@ -1,0 +1,93 @@
+"""What an orchestrator replica is made of, its HTTP side aside: put together, started, drained, stopped.
+
+It names the concrete parts of this room and is handed what reaches outside (registry, connector, clock).
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+
+from kvcache.registry import NodeRegistry
+from orchestrator.admission import Admission
+from orchestrator.config import OrchestratorConfig
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.membership import Membership
+from orchestrator.nodes import Nodes, NodeView
+from orchestrator.ports import GenerationJob, NodeConnector
+from orchestrator.routing import LeastLoadedRouter
+from pipelines.types.frames import NodeReport
+from pipelines.types.text_output import TextGenerationOutput
+from pronghorn.clock import Clock
+from pronghorn.counters import Counters
+
+STOP_GRACE_S = 3.0
+
+
+class Replica:
+    """Implements `ports.Generator` and `ports.ClusterView`."""
+
+    def __init__(
+        self, config: OrchestratorConfig, registry: NodeRegistry, connector: NodeConnector, clock: Clock
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._counters = Counters()
+        self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s)
+        self.membership = Membership(config, registry, connector, self._nodes, clock, self._counters)
+        self.dispatcher = Dispatcher(
+            admission=Admission(config.max_in_flight, config.max_queue),
+            router=LeastLoadedRouter(config.max_prefill_candidates, config.retry_after_s),
+            nodes=self._nodes,
+            sessions=self.membership,
+            clock=clock,
+            counters=self._counters,
+            max_attempts=config.max_attempts,
+            retry_after_s=config.retry_after_s,
+        )
+
+    def start(self) -> None:
+        """Begin to look for nodes. Within a running event loop, once."""
+        self.membership.start(self.dispatcher)
+
+    async def drain(self) -> None:
+        """Take no new requests; return when the old ones have ended, within `drain_s`."""
+        await self.dispatcher.drain(self._config.drain_s)
+
+    async def stop(self) -> None:
+        """Drop what is left of the requests and close the sessions."""
+        await self.dispatcher.drain(0.0)
+        await self.membership.stop(STOP_GRACE_S)
+
+    def generate(self, job: GenerationJob) -> AbstractAsyncContextManager[AsyncIterator[TextGenerationOutput]]:
+        return self.dispatcher.generate(job)
+
+    def nodes(self) -> list[NodeReport]:
+        return self._nodes.reports(self._clock.now_s())
+
+    def views(self) -> list[NodeView]:
+        """The nodes as the router sees them now."""
+        return self._nodes.views(self._clock.now_s())
+
+    def ready(self) -> tuple[bool, str]:
+        usable = [node.role for node in self.views() if node.unusable is None]
+        decode, prefill = usable.count("decode"), usable.count("prefill")
+        said = [f"{decode} decode and {prefill} prefill nodes are usable"]
+        if self._config.prefill_expected and not prefill:
+            said.append("decode nodes compute the prompts")
+        if not self.membership.registry_answers:
+            said.append("the node registry does not answer")
+        if self.dispatcher.draining:
+            said.append("shutting down")
+        return decode > 0 and not self.dispatcher.draining, "; ".join(said)
+
+    def counters(self) -> dict[str, int]:
+        return self._counters.snapshot()
+
+    def in_flight(self) -> int:
+        return self.dispatcher.in_flight()
+
+    async def reset_prefix_cache(self) -> None:
+        self.dispatcher.drop_prefix_caches()
+
+    def failure(self) -> BaseException | None:
+        """What has broken this replica for good, if anything: only a bug can."""
+        return self.membership.failure

@@ -1,0 +1,128 @@
+import pytest
+
+from pipelines.types.frames import NodeReport
+from pronghorn.ids import Incarnation, NodeName
+from tests.fakes.api_client import MODEL, Served, error_of
+
+
+async def test_the_served_model_is_listed_and_found() -> None:
+    listed = (await Served().request("GET", "/v1/models")).json()
+    card = {"id": MODEL, "object": "model", "created": 17, "owned_by": "pronghorn", "max_model_len": 200}
+    assert listed == {"object": "list", "data": [card]}
+    assert (await Served().request("GET", f"/v1/models/{MODEL}")).json() == card
+    assert error_of(await Served().request("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
+
+
+async def test_health_asks_nobody_and_ready_asks_the_cluster() -> None:
+    served = Served()
+    served.view.readiness = (False, "no decode node is registered")
+    assert (await served.request("GET", "/health")).status_code == 200
+    response = await served.request("GET", "/ready")
+    assert error_of(response, 503)["message"] == "no decode node is registered"
+    assert response.headers["retry-after"] == "1"
+    served.view.readiness = (True, "fine")
+    assert (await served.request("GET", "/ready")).json() == {"status": "ready", "reason": "fine"}
+
+
+async def test_the_version_is_told() -> None:
+    assert (await Served().request("GET", "/version")).json() == {"version": "1.2.3"}
+
+
+async def test_the_prefix_cache_is_reset_unless_there_is_none() -> None:
+    served = Served()
+    assert (await served.request("POST", "/reset_prefix_cache")).status_code == 200
+    assert served.view.resets == 1
+    error_of(await Served(prefix_caching=False).request("POST", "/reset_prefix_cache"), 400)
+
+
+async def test_the_status_shows_the_cluster() -> None:
+    served = Served()
+    report = NodeReport(
+        name=NodeName("decode-1"),
+        role="decode",
+        model=MODEL,
+        address="127.0.0.1:1",
+        incarnation=Incarnation("a" * 32),
+        healthy=True,
+        in_flight=1,
+        total_blocks=8,
+        free_blocks=7,
+        held_blocks=1,
+        cached_blocks=2,
+        waiting=0,
+        running=1,
+        awaiting_blocks=0,
+    )
+    served.view.reports.append(report)
+    body = (await served.request("GET", "/internal/status")).json()
+    assert body["nodes"][0]["name"] == "decode-1"
+    assert body["nodes"][0]["held_blocks"] == 1
+    assert body["counters"] == {"attempts": 3}
+    assert (body["in_flight"], body["ready"]) == (2, True)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/v2/models"])
+async def test_an_unknown_route_is_an_envelope(path: str) -> None:
+    error = error_of(await Served().request("GET", path), 404)
+    assert error["code"] == "unknown_url"
+    assert path in error["message"]
+
+
+async def test_a_wrong_method_is_an_envelope_that_says_the_right_one() -> None:
+    response = await Served().request("GET", "/v1/chat/completions")
+    assert error_of(response, 405)["code"] == "method_not_supported"
+    assert response.headers["allow"] == "POST"
+
+
+async def test_the_clients_request_id_comes_back_and_names_nothing_inside() -> None:
+    served = Served()
+    response = await served.chat(headers={"X-Request-ID": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"
+    assert str(served.generator.job.context.request_id) != "mine-1"
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "x" * 129, "<script>"])
+async def test_a_fresh_request_id_replaces_one_of_no_use(given: str | None) -> None:
+    headers = {} if given is None else {"X-Request-ID": given}
+    ids = {(await Served().request("GET", "/nope", headers=headers)).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    assert all(len(i) == 32 for i in ids)
+
+
+async def test_a_500_has_a_request_id_too(caplog) -> None:
+    served = Served()
+
+    def broken() -> tuple[bool, str]:
+        raise RuntimeError("boom")
+
+    served.view.ready = broken  # type: ignore[method-assign]  # a fault on purpose
+    response = await served.request("GET", "/ready", headers={"X-Request-ID": "r1"})
+    error_of(response, 500)
+    assert response.headers["x-request-id"] == "r1"
+    assert "r1" in caplog.text
+
+
+async def test_the_openapi_page_has_the_bodies() -> None:
+    page = (await Served().request("GET", "/openapi.json")).json()
+    schemas = page["components"]["schemas"]
+    for path, body in (("/v1/chat/completions", "ChatCompletionRequest"), ("/v1/completions", "CompletionRequest")):
+        post = page["paths"][path]["post"]
+        reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference == f"#/components/schemas/{body}"
+        assert schemas[body]["additionalProperties"] is False
+        assert "400" in post["responses"]
+    assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
+    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    temperature = schemas["ChatCompletionRequest"]["properties"]["temperature"]["anyOf"][0]
+    assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
+    assert "HTTPValidationError" not in schemas
+    assert references(page) <= {f"#/components/schemas/{name}" for name in schemas}
+
+
+def references(node: object) -> set[str]:
+    if isinstance(node, dict):
+        own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return own.union(*(references(value) for value in node.values()))
+    if isinstance(node, list):
+        return set().union(*(references(value) for value in node))
+    return set()

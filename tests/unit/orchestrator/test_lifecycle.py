@@ -1,0 +1,261 @@
+import pathlib
+import re
+
+import pytest
+
+from orchestrator.lifecycle import (
+    TRANSITIONS,
+    Admitted,
+    AttemptFailed,
+    Cancel,
+    Choose,
+    ClientGone,
+    DeadlinePassed,
+    Deliver,
+    Dispatch,
+    Effect,
+    Event,
+    Fail,
+    Finish,
+    Lifecycle,
+    NodeGone,
+    Produced,
+    Refused,
+    ReleaseSlot,
+    RequestState,
+    Routed,
+    SendAbort,
+    ShuttingDown,
+    StoppedEarly,
+    Unroutable,
+    diagram,
+)
+from pipelines.types.frames import Delta, PrefillTarget
+from pipelines.types.status import GenerationStatus
+from pronghorn.errors import (
+    DeadlineExceeded,
+    EngineDied,
+    InsufficientBlocks,
+    InvalidRequest,
+    NodeLost,
+    NodeRefused,
+    Overloaded,
+    PronghornError,
+    Unavailable,
+)
+from pronghorn.ids import Fence, Incarnation, NodeName, RequestID
+
+REQUEST = RequestID("r")
+A, B, C = Incarnation("a"), Incarnation("b"), Incarnation("c")
+PREFILL = (PrefillTarget(NodeName("prefill-1"), "127.0.0.1:1", Incarnation("p")),)
+ACTIVE, DONE = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
+
+
+def fence(attempt: int, incarnation: Incarnation) -> Fence:
+    return Fence(REQUEST, attempt, incarnation)
+
+
+def routed(incarnation: Incarnation) -> Routed:
+    return Routed(NodeName(f"decode-{incarnation}"), incarnation, PREFILL)
+
+
+def produced(
+    attempt: int, incarnation: Incarnation, *tokens: int, status: GenerationStatus = GenerationStatus.ACTIVE
+) -> Produced:
+    return Produced(Delta(fence(attempt, incarnation), list(tokens), status))
+
+
+def after(*events: Event, max_attempts: int = 3) -> tuple[Lifecycle, list[Effect]]:
+    """A lifecycle that has seen these events, and the effects of the last one."""
+    lifecycle = Lifecycle(REQUEST, max_attempts)
+    effects: list[Effect] = []
+    for event in events:
+        effects = lifecycle.handle(event)
+    return lifecycle, effects
+
+
+QUEUED: list[Event] = []
+ROUTING: list[Event] = [Admitted()]
+DISPATCHED: list[Event] = [*ROUTING, routed(A)]
+STREAMING: list[Event] = [*DISPATCHED, produced(1, A, 7)]
+LIVE: dict[RequestState, list[Event]] = {
+    RequestState.QUEUED: QUEUED,
+    RequestState.ROUTING: ROUTING,
+    RequestState.DISPATCHED: DISPATCHED,
+    RequestState.STREAMING: STREAMING,
+}
+ENDED: dict[RequestState, list[Event]] = {
+    RequestState.FINISHED: [*DISPATCHED, produced(1, A, 7, status=DONE)],
+    RequestState.FAILED: [DeadlinePassed()],
+    RequestState.CANCELLED: [ClientGone()],
+}
+SAMPLES: dict[type, Event] = {
+    Admitted: Admitted(),
+    Routed: routed(A),
+    Unroutable: Unroutable(Unavailable("nobody")),
+    Produced: produced(1, A, 7),
+    AttemptFailed: AttemptFailed(fence(1, A), NodeRefused("full")),
+    NodeGone: NodeGone(A, "cut"),
+    DeadlinePassed: DeadlinePassed(),
+    StoppedEarly: StoppedEarly(),
+    ClientGone: ClientGone(),
+    ShuttingDown: ShuttingDown(),
+}
+
+
+def test_a_request_is_routed_dispatched_streamed_and_finished() -> None:
+    lifecycle = Lifecycle(REQUEST, max_attempts=3)
+    assert lifecycle.handle(Admitted()) == [Choose(frozenset())]
+    assert lifecycle.handle(routed(A)) == [Dispatch(fence(1, A), NodeName("decode-a"), PREFILL, False)]
+    first, second = produced(1, A, 7), produced(1, A, 8, 9)
+    assert lifecycle.handle(first) == [Deliver(first.delta)]
+    assert lifecycle.state is RequestState.STREAMING
+    assert lifecycle.handle(second) == [Deliver(second.delta)]
+    last = produced(1, A, 2, status=DONE)
+    assert lifecycle.handle(last) == [Deliver(last.delta), Finish(), ReleaseSlot()]
+    assert lifecycle.state is RequestState.FINISHED
+
+
+def test_the_first_token_may_be_the_last() -> None:
+    last = produced(1, A, 2, status=GenerationStatus.MAXIMUM_LENGTH)
+    lifecycle, effects = after(*DISPATCHED, last)
+    assert effects == [Deliver(last.delta), Finish(), ReleaseSlot()]
+    assert lifecycle.state is RequestState.FINISHED
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        AttemptFailed(fence(1, A), NodeRefused("draining")),
+        AttemptFailed(fence(1, A), InsufficientBlocks("none free")),
+        AttemptFailed(fence(1, A), EngineDied("gone")),
+        AttemptFailed(fence(1, A), Overloaded("queue full")),
+        NodeGone(A, "cut"),
+        produced(1, A, status=GenerationStatus.CANCELLED),
+    ],
+)
+def test_before_the_first_token_a_failed_attempt_goes_to_another_node(failure: Event) -> None:
+    lifecycle, effects = after(*DISPATCHED, failure)
+    assert effects == [Choose(frozenset({A}))]
+    assert lifecycle.handle(routed(B)) == [Dispatch(fence(2, B), NodeName("decode-b"), PREFILL, False)]
+
+
+def test_attempts_are_bounded_and_the_last_error_is_the_answer() -> None:
+    error = NodeRefused("third")
+    _, effects = after(
+        *DISPATCHED,
+        AttemptFailed(fence(1, A), NodeRefused("first")),
+        routed(B),
+        NodeGone(B, "cut"),
+        routed(C),
+        AttemptFailed(fence(3, C), error),
+    )
+    assert effects == [Fail(error), ReleaseSlot()]
+
+
+def test_where_nobody_else_is_left_the_failure_of_the_node_is_the_answer() -> None:
+    error = InsufficientBlocks("none free")
+    _, effects = after(*DISPATCHED, AttemptFailed(fence(1, A), error), Unroutable(Unavailable("nobody")))
+    assert effects == [Fail(error), ReleaseSlot()]
+
+
+def test_an_error_that_no_other_node_could_mend_is_final() -> None:
+    error = InvalidRequest("bad")
+    _, effects = after(*DISPATCHED, AttemptFailed(fence(1, A), error))
+    assert effects == [Fail(error), ReleaseSlot()]
+
+
+def test_a_request_that_cannot_be_routed_fails_with_the_routers_error() -> None:
+    error = Unavailable("nobody")
+    assert after(*ROUTING, Unroutable(error))[1] == [Fail(error), ReleaseSlot()]
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+def error_of(effects: list[Effect]) -> PronghornError:
+    (error,) = [effect.error for effect in effects if isinstance(effect, Fail)]
+    return error
+
+
+def test_after_the_first_token_a_lost_node_is_one_typed_error() -> None:
+    lifecycle, effects = after(*STREAMING, NodeGone(A, "cut"))
+    assert kinds(effects) == [Fail, ReleaseSlot]
+    assert isinstance(error_of(effects), NodeLost)
+    assert lifecycle.state is RequestState.FAILED
+
+
+def test_after_the_first_token_a_failure_is_not_retried() -> None:
+    error = EngineDied("gone")
+    assert after(*STREAMING, AttemptFailed(fence(1, A), error))[1] == [Fail(error), ReleaseSlot()]
+
+
+def test_messages_of_an_older_attempt_are_refused_and_change_nothing() -> None:
+    lifecycle, _ = after(*DISPATCHED, NodeGone(A, "cut"), routed(B))
+    for late in (produced(1, A, 7), AttemptFailed(fence(1, A), NodeRefused("late")), NodeGone(A, "again")):
+        assert lifecycle.handle(late) == [Refused(late, RequestState.DISPATCHED, "late")]
+    ours = produced(2, B, 7)
+    assert lifecycle.handle(ours) == [Deliver(ours.delta)]
+
+
+def test_messages_of_another_life_under_the_same_attempt_are_refused() -> None:
+    lifecycle, effects = after(*DISPATCHED, produced(1, B, 7))
+    assert kinds(effects) == [Refused]
+    assert lifecycle.state is RequestState.DISPATCHED
+
+
+@pytest.mark.parametrize(("state", "path"), LIVE.items())
+@pytest.mark.parametrize(
+    ("event", "terminal", "end"),
+    [
+        (DeadlinePassed(), Fail, RequestState.FAILED),
+        (ShuttingDown(), Fail, RequestState.FAILED),
+        (StoppedEarly(), Finish, RequestState.FINISHED),
+        (ClientGone(), Cancel, RequestState.CANCELLED),
+    ],
+)
+def test_what_ends_a_request_from_outside_ends_it_in_every_state(
+    state: RequestState, path: list[Event], event: Event, terminal: type, end: RequestState
+) -> None:
+    lifecycle, effects = after(*path, event)
+    on_a_node = state in (RequestState.DISPATCHED, RequestState.STREAMING)
+    assert kinds(effects) == ([SendAbort] if on_a_node else []) + [terminal, ReleaseSlot]
+    assert lifecycle.state is end
+    if on_a_node:
+        assert effects[0] == SendAbort(fence(1, A))
+
+
+def test_a_deadline_says_where_it_passed() -> None:
+    error = error_of(after(*DISPATCHED, DeadlinePassed())[1])
+    assert isinstance(error, DeadlineExceeded)
+    assert "dispatched" in error.message
+
+
+@pytest.mark.parametrize("event_type", SAMPLES)
+@pytest.mark.parametrize(("state", "path"), {**LIVE, **ENDED}.items())
+def test_every_pair_is_in_the_table_or_refused_by_name(
+    state: RequestState, path: list[Event], event_type: type[Event]
+) -> None:
+    lifecycle, _ = after(*path)
+    assert lifecycle.state is state
+    event = SAMPLES[event_type]
+    effects = lifecycle.handle(event)
+    if transition := TRANSITIONS.get((state, event_type)):
+        assert Refused not in kinds(effects)
+        assert lifecycle.state in transition.targets
+    else:
+        assert effects == [Refused(event, state, "terminal" if state.terminal else "out_of_place")]
+        assert lifecycle.state is state
+
+
+def test_no_row_leads_out_of_a_terminal_state_and_each_names_a_method() -> None:
+    for (state, _), transition in TRANSITIONS.items():
+        assert not state.terminal
+        assert callable(getattr(Lifecycle, transition.method))
+
+
+def test_the_committed_diagram_is_the_tables() -> None:
+    text = (pathlib.Path(__file__).parents[3] / "docs/lifecycle.md").read_text()
+    (committed,) = re.findall(r"```mermaid\n(.*?)```", text, flags=re.DOTALL)
+    assert committed == diagram()

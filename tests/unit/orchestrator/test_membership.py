@@ -1,0 +1,89 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvcache.registry import NodeRecord
+from pronghorn.clock import ManualClock
+from pronghorn.errors import HandshakeRefused, Unavailable
+from tests.fakes.orchestrator_cluster import Cluster, running
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running() as cluster:
+        yield cluster
+
+
+async def test_a_registered_node_gets_a_session_and_one_that_leaves_loses_its_place(cluster: Cluster) -> None:
+    node = await cluster.join("decode-1")
+    assert cluster.replica.ready()[0]
+    await cluster.leave("decode-1")
+    node.lose("it stopped")
+    await cluster.until(lambda: cluster.replica.nodes() == [])
+    assert node.sessions == 1
+    assert not cluster.replica.ready()[0]
+
+
+async def test_a_broken_session_is_opened_again_while_the_node_is_registered(cluster: Cluster) -> None:
+    node = await cluster.join("decode-1")
+    node.lose()
+    await cluster.until(lambda: node.sessions == 2 and cluster.usable("decode-1"))
+    assert cluster.replica.counters()["session_lost.decode"] == 1
+
+
+async def test_a_node_that_refuses_the_handshake_is_tried_again_and_said_to_be_unusable(cluster: Cluster) -> None:
+    node = await cluster.join("decode-1")
+    node.refuses = HandshakeRefused("seed_digest differs", param="seed_digest")
+    node.lose()
+    await cluster.until(lambda: cluster.why_not("decode-1") == "seed_digest differs")
+    with pytest.raises(Unavailable, match="decode-1: seed_digest differs"):
+        async with cluster.replica.generate(cluster.job()):
+            pass
+    node.refuses = None
+    await cluster.until(lambda: cluster.usable("decode-1"))
+
+
+async def test_a_new_incarnation_ends_the_session_with_the_old(cluster: Cluster) -> None:
+    old = await cluster.join("decode-1")
+    new = await cluster.join("decode-1", incarnation="life-2", registered_at_unix_s=2.0)
+    await cluster.until(lambda: cluster.usable("decode-1"))
+    (report,) = cluster.replica.nodes()
+    assert report.incarnation == "life-2"
+    assert (old.sessions, new.sessions) == (1, 1)
+
+
+async def test_a_silent_node_gets_no_work_and_then_loses_its_session() -> None:
+    clock = ManualClock()
+    async with running(clock, silence_timeout_s=0.05) as cluster:
+        node = await cluster.join("decode-1")
+        clock.advance(2.5)
+        assert not cluster.usable("decode-1")
+        await cluster.until(lambda: node.sessions >= 2)
+        assert cluster.replica.counters()["session_lost.decode"] >= 1
+
+
+async def test_a_registry_that_does_not_answer_changes_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.join("decode-1", answer=lambda submit: [[5]])
+
+    async def away() -> list[NodeRecord]:
+        raise Unavailable("no answer within 1 s")
+
+    monkeypatch.setattr(cluster.registry, "list", away)
+    await cluster.until(lambda: cluster.replica.counters().get("registry_unavailable", 0) >= 2)
+    ready, said = cluster.replica.ready()
+    assert ready
+    assert "the node registry does not answer" in said
+    async with cluster.replica.generate(cluster.job()) as outputs:
+        assert [output.tokens async for output in outputs] == [[5]]
+
+
+async def test_a_registry_that_came_back_empty_does_not_end_live_sessions(cluster: Cluster) -> None:
+    node = await cluster.join("decode-1")
+    await cluster.leave("decode-1")
+    await cluster.until(lambda: not cluster.replica._nodes.registered(node.record.incarnation))
+    assert cluster.usable("decode-1")
+    await cluster.registry.register(node.record, 60.0)
+    await cluster.until(lambda: cluster.replica._nodes.registered(node.record.incarnation))
+    assert node.sessions == 1

@@ -1,0 +1,113 @@
+from orchestrator.nodes import Nodes, NodeView
+from pronghorn.ids import Incarnation
+from tests.fakes.memory_node import MODEL, record, report
+
+FIRST = record("decode-1", incarnation="life-1")
+SECOND = record("decode-1", incarnation="life-2", registered_at_unix_s=2.0)
+
+
+def nodes_with_session(now_s: float = 0.0) -> Nodes:
+    nodes = Nodes(MODEL, heartbeat_timeout_s=2.0)
+    nodes.listed([FIRST])
+    nodes.opened(FIRST.incarnation)
+    nodes.heartbeat(FIRST.incarnation, report(FIRST), now_s)
+    return nodes
+
+
+def only(nodes: Nodes, now_s: float = 0.0) -> NodeView:
+    (view,) = nodes.views(now_s)
+    return view
+
+
+def test_a_listed_node_is_to_be_connected_to_and_not_usable_yet() -> None:
+    nodes = Nodes(MODEL, heartbeat_timeout_s=2.0)
+    assert nodes.listed([FIRST]).joined == [FIRST]
+    assert nodes.listed([FIRST]).joined == []
+    assert only(nodes).unusable == "not connected yet"
+    (said,) = nodes.reports(0.0)
+    assert (said.name, said.healthy) == ("decode-1", False)
+
+
+def test_a_node_of_another_model_is_none_of_ours() -> None:
+    nodes = Nodes(MODEL, heartbeat_timeout_s=2.0)
+    assert nodes.listed([record("decode-9", model="other")]).joined == []
+    assert nodes.views(0.0) == []
+
+
+def test_usable_needs_a_session_and_a_fresh_heartbeat() -> None:
+    nodes = Nodes(MODEL, heartbeat_timeout_s=2.0)
+    nodes.listed([FIRST])
+    nodes.opened(FIRST.incarnation)
+    assert only(nodes).unusable == "no heartbeat yet"
+    nodes.heartbeat(FIRST.incarnation, report(FIRST), 10.0)
+    assert only(nodes, 12.0).unusable is None
+    assert only(nodes, 12.5).unusable == "silent for 2.5 s"
+    assert nodes.reports(12.0)[0].healthy and not nodes.reports(12.5)[0].healthy
+
+
+def test_an_unhealthy_or_draining_node_gets_no_work() -> None:
+    nodes = nodes_with_session()
+    nodes.heartbeat(FIRST.incarnation, report(FIRST, healthy=False), 0.0)
+    assert only(nodes).unusable == "unhealthy"
+    nodes.heartbeat(FIRST.incarnation, report(FIRST, draining=True), 0.0)
+    assert only(nodes).unusable == "draining"
+
+
+def test_a_closed_session_says_why_and_a_new_one_waits_for_its_own_heartbeat() -> None:
+    nodes = nodes_with_session()
+    nodes.closed(FIRST.incarnation, "ping timeout")
+    assert only(nodes).unusable == "ping timeout"
+    nodes.opened(FIRST.incarnation)
+    assert only(nodes).unusable == "no heartbeat yet"
+
+
+def test_a_new_incarnation_replaces_the_old_under_its_name() -> None:
+    nodes = nodes_with_session()
+    change = nodes.listed([SECOND])
+    assert change.joined == [SECOND]
+    assert change.replaced == [FIRST.incarnation]
+    assert only(nodes).incarnation == SECOND.incarnation
+    nodes.heartbeat(FIRST.incarnation, report(FIRST), 0.0)
+    nodes.closed(FIRST.incarnation, "late")
+    assert only(nodes).unusable == "not connected yet"
+
+
+def test_a_node_that_falls_out_of_the_registry_stays_while_its_session_lives() -> None:
+    nodes = nodes_with_session()
+    change = nodes.listed([])
+    assert (change.joined, change.replaced) == ([], [])
+    assert only(nodes).unusable is None
+    assert not nodes.registered(FIRST.incarnation)
+    nodes.closed(FIRST.incarnation, "it left")
+    assert nodes.views(0.0) == []
+
+
+def test_a_node_that_comes_back_to_the_registry_is_not_connected_to_twice() -> None:
+    nodes = nodes_with_session()
+    nodes.listed([])
+    assert nodes.listed([FIRST]).joined == []
+    assert nodes.registered(FIRST.incarnation)
+
+
+def test_load_counts_what_was_sent_since_the_last_report() -> None:
+    nodes = nodes_with_session()
+    nodes.heartbeat(FIRST.incarnation, report(FIRST, in_flight=4), 0.0)
+    nodes.dispatched(FIRST.incarnation)
+    nodes.dispatched(FIRST.incarnation)
+    assert only(nodes).in_flight == 6
+    nodes.heartbeat(FIRST.incarnation, report(FIRST, in_flight=1), 0.0)
+    assert only(nodes).in_flight == 2, "two of ours run, whatever the report has seen of them"
+    nodes.ended(FIRST.incarnation)
+    nodes.ended(FIRST.incarnation)
+    assert only(nodes).in_flight == 1
+
+
+def test_what_is_said_of_unknown_lives_is_ignored() -> None:
+    nodes = Nodes(MODEL, heartbeat_timeout_s=2.0)
+    ghost = Incarnation("ghost")
+    nodes.opened(ghost)
+    nodes.heartbeat(ghost, report(FIRST), 0.0)
+    nodes.dispatched(ghost)
+    nodes.ended(ghost)
+    nodes.closed(ghost, "gone")
+    assert nodes.views(0.0) == []
