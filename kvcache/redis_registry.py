@@ -143,10 +143,12 @@ class RedisRegistry:
                 async with self._redis.pubsub() as channel:
                     await channel.subscribe(self._channel)
                     while True:
+                        _honour_cancellation()
                         if await self._changed(channel):
                             told = False
                             yield
             except (RedisError, OSError, Unavailable) as error:
+                _honour_cancellation()
                 if not told:
                     log.warning("the node registry does not answer; its changes are unseen until it does: %s", error)
                     told = True
@@ -177,9 +179,19 @@ class RedisRegistry:
 
     async def _ask(self, answer: Awaitable[Any]) -> Any:
         try:
-            return await answer
+            found = await answer
         except (RedisError, OSError) as error:
+            _honour_cancellation()
             raise Unavailable(f"the node registry in Redis does not answer: {error}") from error
+        _honour_cancellation()
+        return found
+
+
+def _honour_cancellation() -> None:
+    """redis-py 8.1 swallows a cancellation that comes while it opens a connection, and goes on; its caller must not."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _decode(name: bytes, row: bytes) -> NodeRecord | None:

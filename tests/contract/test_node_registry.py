@@ -252,3 +252,33 @@ async def test_an_outage_is_unavailable_at_once_and_its_end_wakes_the_watcher():
         await registry.register(OLD, LONG_S)
         assert await registry.list() == [OLD]
         await registry.close()
+
+
+@pytest.mark.parametrize("turns", range(0, 12, 2))
+async def test_a_call_that_is_cancelled_while_it_connects_ends_cancelled(valkey, prefix, turns):
+    """The client swallows a cancellation that arrives while it opens its first connection."""
+    registry = RedisRegistry(valkey.url, prefix)
+    call = asyncio.create_task(registry.list())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(call)
+    await registry.close()
+
+
+@pytest.mark.parametrize("turns", range(0, 12, 2))
+async def test_a_watch_that_is_cancelled_while_it_connects_ends_cancelled(valkey, prefix, turns):
+    registry = RedisRegistry(valkey.url, prefix)
+
+    async def watch():
+        async for _ in registry.changes():
+            pass
+
+    watching = asyncio.create_task(watch())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(watching)
+    await registry.close()
