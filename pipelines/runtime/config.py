@@ -28,3 +28,16 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report_period_s: float = 0.25
     stall_timeout_s: float = 60.0
     """An engine with work that reports nothing for this long counts as stuck."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "threads", "block_tokens", "max_batch_size", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+        if self.max_batch_input_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_batch_input_tokens: {self.max_batch_input_tokens} is below max_batch_size "
+                f"({self.max_batch_size}), so that a step could not hold a token of every sequence"
+            )
+        for name in ("report_period_s", "stall_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")

@@ -52,7 +52,7 @@ class PrefillHere(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Prefill: compute the prompt; report `ChunkReady` for the `wanted` positions as they are done, and `FirstToken`."""
+    """Prefill: compute the prompt; report `ChunkReady` for `wanted` positions as they are done, and `FirstToken`."""
 
     fence: Fence
     context: TextContext
@@ -96,7 +96,7 @@ class ChunkReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag=True):
-    """The prompt is done and this was sampled. Every wanted position has been reported by the end of the same report."""
+    """The prompt is done and this was sampled. Every wanted position is reported by the end of the same report."""
 
     fence: Fence
     token: int

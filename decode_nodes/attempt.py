@@ -1,0 +1,184 @@
+"""One attempt at a request on its decode node, from the orchestrator's Submit to the last word.
+
+Pure: what happens comes in as calls, what to do goes out as effects, in order. Knows neither engine nor stream.
+
+    RESERVING --reserved--> PULLING --committed--> RUNNING --done, failed, cancelled--> ENDED
+        |                    |   |                    ^
+        |                    |   +--no target left----+  (the prompt is computed here)
+        |                    +--failed, cancelled--> STOPPING --the pull has ended--> ENDED
+        +--failed, cancelled--> ENDED
+
+Invariants. Blocks are handed back (Release, PrefillHere, Adopt) only once no pull is writing: from PULLING that is
+after `on_pull_end`, which is why STOPPING exists. The first token is delivered once, whoever computes it again.
+At most one last word is said, and nothing after it.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from pipelines.runtime.messages import Admit, Adopt, EngineCommand, Failed, PrefillHere, Release, Reserved, TokenDelta
+from pipelines.types.frames import Delta, PrefillTarget, Submit
+from pipelines.types.handover import FirstToken
+from pronghorn.deadline import Deadline
+from pronghorn.errors import ErrorRecord, PronghornError
+
+
+class AttemptState(enum.Enum):
+    RESERVING = "waiting for blocks"
+    PULLING = "pulling its blocks"
+    STOPPING = "ending its pull"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.RESERVING: frozenset({AttemptState.PULLING, AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.PULLING: frozenset({AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED}),
+    AttemptState.STOPPING: frozenset({AttemptState.ENDED}),
+    AttemptState.RUNNING: frozenset({AttemptState.ENDED}),
+    AttemptState.ENDED: frozenset(),
+}
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send this to the engine. Where it is refused, call `cancel` with the refusal."""
+
+    command: EngineCommand
+
+
+@dataclass(frozen=True)
+class StartPull:
+    """Ask `target` for the blocks at these positions, into these blocks; end with `on_pull_end`, once."""
+
+    target: PrefillTarget
+    block_ids: dict[int, int]
+    """By position in the prompt."""
+
+
+@dataclass(frozen=True)
+class StopPull:
+    """Cancel the pull; `on_pull_end` still comes."""
+
+
+@dataclass(frozen=True)
+class Say:
+    delta: Delta
+
+
+@dataclass(frozen=True)
+class SayFailure:
+    error: ErrorRecord
+
+
+Effect = Tell | StartPull | StopPull | Say | SayFailure
+
+
+class Attempt:
+    def __init__(self, submit: Submit, deadline: Deadline, block_tokens: int) -> None:
+        self.fence = submit.fence
+        self.context = submit.context
+        self.deadline = deadline
+        self.state = AttemptState.RESERVING
+        self._targets = submit.prefill
+        self._only_these = submit.only_these
+        self._block_tokens = block_tokens
+        self._next_target = 0
+        self._block_ids: dict[int, int] = {}
+        self._cached_tokens = 0
+        self._first: FirstToken | None = None
+
+    def begin(self, budget_s: float) -> list[Effect]:
+        prefill_here = not self._targets
+        if prefill_here:
+            self._move(AttemptState.RUNNING)
+        return [Tell(Admit(self.fence, self.context, budget_s, prefill_here))]
+
+    # --- from the engine ----------------------------------------------------------------------------------------------
+
+    def on_reserved(self, reserved: Reserved) -> list[Effect]:
+        if self.state is not AttemptState.RESERVING:
+            return []
+        wanted = range(reserved.cached_blocks, len(reserved.block_ids))
+        assert wanted, f"{self.fence}: the prompt's last token is never cached, so that a block is always missing"
+        self._block_ids = {position: reserved.block_ids[position] for position in wanted}
+        self._cached_tokens = reserved.cached_blocks * self._block_tokens
+        self._move(AttemptState.PULLING)
+        return [self._start_pull()]
+
+    def on_tokens(self, event: TokenDelta) -> list[Effect]:
+        if self.state is not AttemptState.RUNNING:
+            return []
+        if event.status.is_done:
+            self._move(AttemptState.ENDED)
+        delta = Delta(event.fence, event.tokens, event.status, event.num_cached_tokens, event.log_probabilities)
+        return [Say(delta)]
+
+    def on_failed(self, event: Failed) -> list[Effect]:
+        return self._cancel(event.error)
+
+    # --- from the pull ------------------------------------------------------------------------------------------------
+
+    def on_first_token(self, token: FirstToken) -> list[Effect]:
+        if self.state is not AttemptState.PULLING or self._first is not None:
+            return []
+        self._first = token
+        log_probabilities = None if token.log_probabilities is None else [token.log_probabilities]
+        return [
+            Say(
+                Delta(
+                    self.fence,
+                    [token.token],
+                    num_cached_tokens=self._cached_tokens,
+                    log_probabilities=log_probabilities,
+                )
+            )
+        ]
+
+    def on_pull_end(self, error: PronghornError | None) -> list[Effect]:
+        """The pull is over and writes no more; None: every wanted block is there and the first token was told."""
+        if self.state is AttemptState.STOPPING:
+            self._move(AttemptState.ENDED)
+            return [Tell(Release(self.fence))]
+        assert self.state is AttemptState.PULLING, f"{self.fence}: a pull ended while {self.state.value}"
+        if error is None:
+            assert self._first is not None, f"{self.fence}: a pull committed without a first token"
+            self._move(AttemptState.RUNNING)
+            return [Tell(Adopt(self.fence, self._first.token, self._first.log_probabilities))]
+        if self._next_target < len(self._targets):
+            return [self._start_pull()]
+        if self._only_these:
+            self._move(AttemptState.ENDED)
+            return [Tell(Release(self.fence)), SayFailure(error.record())]
+        self._move(AttemptState.RUNNING)
+        if self._first is None:
+            return [Tell(PrefillHere(self.fence))]
+        return [Tell(PrefillHere(self.fence, self._first.token, self._first.log_probabilities))]
+
+    # --- from elsewhere -----------------------------------------------------------------------------------------------
+
+    def cancel(self, error: PronghornError | None) -> list[Effect]:
+        """End it; with `error` as its last word, or with none where nobody listens any more."""
+        return self._cancel(None if error is None else error.record())
+
+    def _cancel(self, error: ErrorRecord | None) -> list[Effect]:
+        if self.state in (AttemptState.STOPPING, AttemptState.ENDED):
+            return []
+        last_word: list[Effect] = [] if error is None else [SayFailure(error)]
+        if self.state is AttemptState.PULLING:
+            self._move(AttemptState.STOPPING)
+            return [StopPull(), *last_word]
+        self._move(AttemptState.ENDED)
+        return [Tell(Release(self.fence)), *last_word]
+
+    def _start_pull(self) -> StartPull:
+        target = self._targets[self._next_target]
+        self._next_target += 1
+        return StartPull(target, self._block_ids)
+
+    def _move(self, state: AttemptState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.fence}: {self.state} -> {state}"
+        self.state = state

@@ -1,0 +1,256 @@
+"""The decode node: its shell, the attempts that it holds, and the pulls that bring their blocks.
+
+Knows which attempt belongs to which session, and runs the effects that `attempt.py` decides. Invariants: a fence is
+held from `submit` until its attempt has ended; a pull's end is heard from its task's end, so that no write can follow;
+the engine hears of every attempt's end.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final, assert_never
+
+from decode_nodes.attempt import Attempt, AttemptState, Effect, Say, SayFailure, StartPull, StopPull, Tell
+from decode_nodes.config import DecodeNodeConfig
+from decode_nodes.pull import PrefillPort, pull
+from kvcache.registry import NodeRegistry
+from pipelines.node.prefill_request import PrefillRequest
+from pipelines.node.session import Session
+from pipelines.node.shell import NodeShell
+from pipelines.runtime.messages import Failed, Release, Reserved, StepReport, TokenDelta
+from pipelines.runtime.port import EnginePort
+from pipelines.types.frames import Submit
+from pipelines.types.handover import FirstToken
+from pronghorn.clock import Clock
+from pronghorn.counters import Counters
+from pronghorn.deadline import Deadline
+from pronghorn.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineDied,
+    InternalError,
+    NodeRefused,
+    Overloaded,
+    PronghornError,
+)
+from pronghorn.ids import Fence, NodeName
+from pronghorn.tasks import Owner
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "decode"
+
+
+class _Held:
+    """An attempt, who asked for it, and its pull while there is one."""
+
+    def __init__(self, attempt: Attempt, session: Session) -> None:
+        self.attempt = attempt
+        self.session = session
+        self.pull: asyncio.Task[PronghornError | None] | None = None
+
+
+class DecodeNode:
+    def __init__(
+        self,
+        *,
+        name: NodeName,
+        config: DecodeNodeConfig,
+        seed_digest: str,
+        engine: EnginePort,
+        registry: NodeRegistry,
+        prefill: PrefillPort,
+        clock: Clock,
+    ) -> None:
+        self.counters = Counters()
+        self.shell = NodeShell(
+            role=ROLE,
+            name=name,
+            seed_digest=seed_digest,
+            config=config.node,
+            engine=engine,
+            registry=registry,
+            clock=clock,
+            counters=self.counters,
+        )
+        self._config = config
+        self._link = self.shell.link
+        self._prefill = prefill
+        self._clock = clock
+        self._held: dict[Fence, _Held] = {}
+        self._pulls = Owner(f"{name}/pulls")
+        self._rest = asyncio.Event()
+        self._rest.set()
+
+    async def start(self) -> None:
+        self._pulls.start(self._close_idle_channels(), "idle-channels")
+        await self.shell.start(self)
+
+    # --- from orchestrators -------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    def submit(self, session: Session, frame: Submit) -> None:
+        if frame.fence.incarnation != self.shell.incarnation:
+            raise NodeRefused(
+                f"incarnation: the request is for {frame.fence.incarnation}, this is {self.shell.incarnation}",
+                code="wrong_incarnation",
+            )
+        if frame.fence in self._held:
+            # The same attempt said twice is one attempt; its own last word still comes.
+            self.counters.count("submit_repeated")
+            return
+        now_s = self._clock.now_s()
+        deadline = Deadline.after(now_s, frame.budget_s)
+        attempt = Attempt(frame, deadline, self._config.node.engine.block_tokens)
+        held = self._held[frame.fence] = _Held(attempt, session)
+        self._rest.clear()
+        self.counters.count("submitted")
+        self._run(held, attempt.begin(frame.budget_s))
+
+    def abort(self, session: Session, fence: Fence) -> None:
+        held = self._held.get(fence)
+        if held is not None and held.session is session:
+            self.counters.count("aborted")
+            self._run(held, held.attempt.cancel(None))
+
+    def session_closed(self, session: Session) -> None:
+        for held in list(self._held.values()):
+            if held.session is session:
+                self.counters.count("orphaned")
+                self._run(held, held.attempt.cancel(None))
+
+    # --- from the engine ----------------------------------------------------------------------------------------------
+
+    def on_report(self, report: StepReport) -> None:
+        for event in report.events:
+            held = self._held.get(event.fence)
+            if held is None:
+                continue  # released meanwhile
+            match event:
+                case Reserved():
+                    self._run(held, held.attempt.on_reserved(event))
+                case TokenDelta():
+                    self._run(held, held.attempt.on_tokens(event))
+                case Failed():
+                    self._run(held, held.attempt.on_failed(event))
+                case _:
+                    raise InternalError(f"a decode engine reported a {type(event).__name__}")
+
+    def fail_all(self, error: PronghornError) -> None:
+        for held in list(self._held.values()):
+            self._run(held, held.attempt.cancel(error))
+
+    def sweep(self, now_s: float) -> None:
+        for held in list(self._held.values()):
+            if held.attempt.deadline.passed(now_s):
+                doing = held.attempt.state.value
+                error = DeadlineExceeded(f"the request's deadline passed on {self.shell.name} while {doing}")
+                self._run(held, held.attempt.cancel(error))
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _run(self, held: _Held, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(command=Release(fence=fence)):
+                    self._link.release(fence)
+                case Tell(command=command):
+                    try:
+                        self._link.send(command)
+                    except (Overloaded, EngineDied) as error:
+                        self._run(held, held.attempt.cancel(error))
+                case StartPull():
+                    self._start_pull(held, effect)
+                case StopPull():
+                    assert held.pull is not None, f"{held.attempt.fence} has no pull to stop"
+                    held.pull.cancel()
+                case Say(delta=delta):
+                    held.session.say(delta)
+                case SayFailure(error=record):
+                    self.counters.count("failed", record.code)
+                    held.session.fail(held.attempt.fence, record)
+                case never:
+                    assert_never(never)
+        if held.attempt.state is AttemptState.ENDED and self._held.pop(held.attempt.fence, None) is not None:
+            if not self._held:
+                self._rest.set()
+
+    # --- pulls --------------------------------------------------------------------------------------------------------
+
+    def _start_pull(self, held: _Held, start: StartPull) -> None:
+        self.counters.count("pull_started")
+        held.pull = self._pulls.start(self._pull(held, start), f"{held.attempt.fence}<-{start.target.name}")
+        held.pull.add_done_callback(partial(self._pull_ended, held, start))
+
+    async def _pull(self, held: _Held, start: StartPull) -> PronghornError | None:
+        attempt = held.attempt
+        budget_s = attempt.deadline.remaining_s(self._clock.now_s())
+        request = PrefillRequest(
+            asker=self.shell.identity,
+            fence=attempt.fence,
+            prefill_incarnation=start.target.incarnation,
+            context=attempt.context,
+            wanted=sorted(start.block_ids),
+            budget_s=budget_s,
+        )
+        destinations = {position: self._link.memory.block(block) for position, block in start.block_ids.items()}
+        try:
+            async with self._prefill.stream(start.target, request.to_bytes(), budget_s) as stream:
+                await pull(
+                    stream,
+                    ours=self.shell.identity,
+                    target=start.target,
+                    destinations=destinations,
+                    on_first_token=partial(self._first_token, held),
+                    stall_timeout_s=self._config.stall_timeout_s,
+                )
+        except PronghornError as error:
+            return error
+        return None
+
+    def _first_token(self, held: _Held, token: FirstToken) -> None:
+        self._run(held, held.attempt.on_first_token(token))
+
+    def _pull_ended(self, held: _Held, start: StartPull, task: asyncio.Task[PronghornError | None]) -> None:
+        held.pull = None
+        error: PronghornError | None
+        if task.cancelled():
+            error = Cancelled(f"the pull from {start.target.name} was stopped")
+        elif (bug := task.exception()) is not None:
+            error = InternalError(f"the pull from {start.target.name} failed: {bug!r}")
+        else:
+            error = task.result()
+        if error is None:
+            self.counters.count("blocks_received", n=len(start.block_ids))
+            self.counters.count("pull_committed")
+        elif held.attempt.state is AttemptState.PULLING:
+            self.counters.count("pull_failed", error.code)
+            log.warning(
+                "%s: pull of %s from %s failed (%s): %s",
+                self.shell.name,
+                held.attempt.fence,
+                start.target.name,
+                error.code,
+                error.message,
+            )
+        self._run(held, held.attempt.on_pull_end(error))
+
+    # --- leaving ------------------------------------------------------------------------------------------------------
+
+    async def at_rest(self) -> None:
+        await self._rest.wait()
+
+    async def drain(self, timeout_s: float) -> None:
+        await self.shell.drain(timeout_s)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._pulls.stop(grace_s)
+        await self._prefill.close()
+
+    async def _close_idle_channels(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.idle_channel_s / 2)
+            await self._prefill.close_idle()

@@ -1,0 +1,108 @@
+"""gRPC to prefill nodes: one channel for each life of one node, kept while it is used.
+
+Knows channels and status codes. A channel that broke takes no new call and is closed with its last one; a channel
+that nobody has used for a while is closed by `sweep`. So a node that leaves costs nothing here.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from pipelines.types.frames import PrefillTarget
+from pronghorn.clock import Clock
+from pronghorn.errors import DeadlineExceeded, NodeLost, NodeRefused, PronghornError
+from pronghorn.ids import Incarnation
+from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, PREFILL_METHOD
+
+log = logging.getLogger(__name__)
+
+Call = aio.UnaryStreamCall[Any, Any]
+
+
+class _Channel:
+    def __init__(self, address: str) -> None:
+        self.channel = aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS)
+        self.users = 0
+        self.broken = False
+        self.used_at_s = 0.0
+
+
+class _Stream:
+    def __init__(self, call: Call, target: PrefillTarget) -> None:
+        self._call = call
+        self._target = target
+        self.broke = False
+
+    async def read(self) -> bytes | None:
+        try:
+            data = await self._call.read()
+        except aio.AioRpcError as error:
+            self.broke = True
+            raise _translate(error, self._target) from error
+        return data if isinstance(data, bytes) else None
+
+
+def _translate(error: aio.AioRpcError, target: PrefillTarget) -> PronghornError:
+    said = f"{target.name} at {target.address}: {error.code().name}: {error.details()}"
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"the request's deadline passed in a hand-over from {said}")
+        case grpc.StatusCode.UNIMPLEMENTED | grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return NodeRefused(said)
+        case _:
+            return NodeLost(said)
+
+
+class PrefillClient:
+    def __init__(self, clock: Clock, idle_channel_s: float) -> None:
+        self._clock = clock
+        self._idle_channel_s = idle_channel_s
+        self._channels: dict[tuple[str, Incarnation], _Channel] = {}
+
+    @property
+    def open_channels(self) -> int:
+        return len(self._channels)
+
+    @asynccontextmanager
+    async def stream(self, target: PrefillTarget, request: bytes, timeout_s: float) -> AsyncIterator[_Stream]:
+        """Open a hand-over with `target`; leaving the context cancels it on both sides."""
+        key = (target.address, target.incarnation)
+        entry = self._channels.get(key)
+        if entry is None:
+            entry = self._channels[key] = _Channel(target.address)
+        entry.users += 1
+        method: aio.UnaryStreamMultiCallable[Any, Any] = entry.channel.unary_stream(PREFILL_METHOD)
+        call: Call = method(request, timeout=timeout_s)
+        stream = _Stream(call, target)
+        try:
+            yield stream
+        finally:
+            call.cancel()
+            entry.users -= 1
+            entry.used_at_s = self._clock.now_s()
+            entry.broken = entry.broken or stream.broke
+            if entry.broken and self._channels.get(key) is entry:
+                del self._channels[key]
+            if entry.broken and entry.users == 0:
+                await entry.channel.close()
+
+    async def close_idle(self) -> None:
+        now_s = self._clock.now_s()
+        idle = [
+            key
+            for key, entry in self._channels.items()
+            if entry.users == 0 and now_s - entry.used_at_s >= self._idle_channel_s
+        ]
+        for entry in [self._channels.pop(key) for key in idle]:
+            await entry.channel.close()
+
+    async def close(self) -> None:
+        """Close every channel; the hand-overs on them break."""
+        entries = list(self._channels.values())
+        self._channels.clear()
+        for entry in entries:
+            await entry.channel.close()

@@ -1,0 +1,82 @@
+"""One sequence on a decode node: its states, what moves it between them, and who may touch its blocks in each.
+
+    (new) --> WAITING --reserve--> PULLING --adopt--> DECODING --finish--> (gone)
+                 |  ^                 |--prefill here--> PREFILLING
+                 |  '---- preempt ----+------ DECODING, PREFILLING
+                 '--reserve here--> PREFILLING --prompt done--> DECODING
+                                      PULLING --fail--> CONDEMNED --release--> (gone)
+
+`Release` ends every state. A failure ends every state but PULLING at once: there the shell may still be writing, so
+that the blocks stay held until it says `Release`.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from pipelines.types.text_context import TextContext
+from pronghorn.deadline import Deadline
+from pronghorn.ids import Fence
+
+
+class State(Enum):
+    WAITING = auto()
+    """Holds no block."""
+    PULLING = auto()
+    """Holds its blocks; the shell is writing them."""
+    PREFILLING = auto()
+    """Its prompt is computed here, chunk by chunk."""
+    DECODING = auto()
+    CONDEMNED = auto()
+    """Has failed; holds its blocks because the shell may still be writing them."""
+    GONE = auto()
+
+
+class Event(Enum):
+    RESERVE = auto()
+    RESERVE_HERE = auto()
+    ADOPT = auto()
+    PREFILL_HERE = auto()
+    PROMPT_DONE = auto()
+    PREEMPT = auto()
+    FAIL = auto()
+    FINISH = auto()
+    RELEASE = auto()
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.WAITING, Event.RESERVE): State.PULLING,
+    (State.WAITING, Event.RESERVE_HERE): State.PREFILLING,
+    (State.WAITING, Event.FAIL): State.GONE,
+    (State.WAITING, Event.RELEASE): State.GONE,
+    (State.PULLING, Event.ADOPT): State.DECODING,
+    (State.PULLING, Event.PREFILL_HERE): State.PREFILLING,
+    (State.PULLING, Event.FINISH): State.GONE,
+    (State.PULLING, Event.FAIL): State.CONDEMNED,
+    (State.PULLING, Event.RELEASE): State.GONE,
+    (State.PREFILLING, Event.PROMPT_DONE): State.DECODING,
+    (State.PREFILLING, Event.PREEMPT): State.WAITING,
+    (State.PREFILLING, Event.FAIL): State.GONE,
+    (State.PREFILLING, Event.RELEASE): State.GONE,
+    (State.DECODING, Event.PREEMPT): State.WAITING,
+    (State.DECODING, Event.FINISH): State.GONE,
+    (State.DECODING, Event.FAIL): State.GONE,
+    (State.DECODING, Event.RELEASE): State.GONE,
+    (State.CONDEMNED, Event.RELEASE): State.GONE,
+}
+
+RUNNING = frozenset({State.PREFILLING, State.DECODING})
+
+
+@dataclass(eq=False)
+class Sequence:
+    fence: Fence
+    context: TextContext
+    deadline: Deadline
+    prefill_here: bool
+    """Where its prompt is computed once it has blocks; preemption makes it true."""
+    state: State = State.WAITING
+    reported: bool = False
+    """Whether a `TokenDelta` has left, and with it the number of cached tokens."""
+
+    def apply(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]

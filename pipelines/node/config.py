@@ -1,0 +1,56 @@
+"""What a node of either kind is told at its start. Frozen; assembled in `cluster/config.py` as plain data."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from pipelines.runtime.config import EngineConfig
+from pronghorn.errors import ConfigurationError
+
+EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
+
+
+class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    engine: EngineConfig
+    redis_url: str
+    key_prefix: str
+    """The cluster's share of Redis: every key of the registry begins with it."""
+    host: str = "127.0.0.1"
+    """The interface that the gRPC server binds."""
+    port: int = 0
+    """0: the operating system assigns one."""
+    advertise_host: str | None = None
+    """What others dial; `host` where unset. Needed where `host` means every interface."""
+    lease_s: float = 6.0
+    """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
+    max_in_flight: int = 1024
+    """Attempts that the node holds at once; one more is refused as Overloaded."""
+    drain_timeout_s: float = 30.0
+    """A node that leaves waits this long for what it runs. Serve's graceful shutdown must be longer."""
+    stop_grace_s: float = 5.0
+    """Bound on ending the server, and on ending the engine, once nothing runs any more."""
+
+    def __post_init__(self) -> None:
+        if self.host in EVERY_INTERFACE and self.advertise_host is None:
+            raise ValueError(f"advertise_host: needed with host {self.host!r}, which nobody can dial")
+        for name in ("lease_s", "max_in_flight", "stop_grace_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+
+    @property
+    def dial_host(self) -> str:
+        return self.advertise_host or self.host
+
+
+ConfigType = TypeVar("ConfigType")
+
+
+def parse_config(data: dict[str, Any], config_type: type[ConfigType]) -> ConfigType:
+    """`data` (plain JSON data, as a Serve config carries it) checked into `config_type`.
+
+    Raises ConfigurationError naming the field.
+    """
+    try:
+        return msgspec.convert(data, config_type)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"node configuration: {error}") from error

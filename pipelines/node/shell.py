@@ -1,0 +1,275 @@
+"""What both kinds of node are made of: an engine, a server for sessions, a row in the registry, and one state.
+
+Knows how a node starts, says that it is healthy, drains and stops. What a report or a submitted request means is the
+work's to say (`NodeWork`: `prefill_nodes/node.py`, `decode_nodes/node.py`).
+Invariants: registered only after a healthy check, and out of the registry before it refuses work; everything that
+runs belongs to one owner; nothing touches the block memory once the engine is stopped.
+
+    STARTING -> SERVING -> DRAINING -> STOPPED      and to STOPPED from everywhere
+"""
+
+import asyncio
+import enum
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from kvcache.handshake import Identity
+from kvcache.registry import NodeRecord, NodeRegistry
+from pipelines.node.config import NodeConfig
+from pipelines.node.engine_link import EngineLink
+from pipelines.node.registration import Registration
+from pipelines.node.session import Session
+from pipelines.node.session_service import MethodHandlers, SessionService
+from pipelines.runtime.messages import ResetPrefixCache, StepReport
+from pipelines.runtime.port import EnginePort
+from pipelines.types.frames import HEARTBEAT_PERIOD_S, NodeReport, Submit
+from pronghorn.clock import Clock
+from pronghorn.counters import Counters
+from pronghorn.errors import EngineDied, NodeLost, NodeRefused, Overloaded, PronghornError, Unavailable
+from pronghorn.ids import Fence, NodeName, new_incarnation
+from pronghorn.tasks import Owner
+
+log = logging.getLogger(__name__)
+
+
+class NodeState(enum.Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
+    NodeState.STARTING: frozenset({NodeState.SERVING, NodeState.STOPPED}),
+    NodeState.SERVING: frozenset({NodeState.DRAINING, NodeState.STOPPED}),
+    NodeState.DRAINING: frozenset({NodeState.STOPPED}),
+    NodeState.STOPPED: frozenset(),
+}
+
+
+class NodeWork(Protocol):
+    """What a room does with its node. Only `submit` raises; only `at_rest` and `stop` wait."""
+
+    @property
+    def in_flight(self) -> int: ...
+
+    def submit(self, session: Session, frame: Submit) -> None:
+        """Take the request; raises a PronghornError where it is refused."""
+
+    def abort(self, session: Session, fence: Fence) -> None: ...
+
+    def session_closed(self, session: Session) -> None: ...
+
+    def on_report(self, report: StepReport) -> None: ...
+
+    def sweep(self, now_s: float) -> None:
+        """Called every HEARTBEAT_PERIOD_S."""
+
+    def fail_all(self, error: PronghornError) -> None:
+        """The last word of everything in flight."""
+
+    async def at_rest(self) -> None:
+        """Wait until nothing is in flight, and nothing more is to be expected."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End every task; on return nothing touches the block memory."""
+
+
+class NodeShell:
+    identity: Identity
+    """Complete once `start` has returned: the layout is the engine's."""
+    address: str
+
+    def __init__(
+        self,
+        *,
+        role: Literal["prefill", "decode"],
+        name: NodeName,
+        seed_digest: str,
+        config: NodeConfig,
+        engine: EnginePort,
+        registry: NodeRegistry,
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        self.role = role
+        self.name = name
+        self.incarnation = new_incarnation()
+        self.state = NodeState.STARTING
+        self.counters = counters
+        self.link = EngineLink(engine, clock, config.engine.stall_timeout_s)
+        self._seed_digest = seed_digest
+        self._config = config
+        self._clock = clock
+        self._service = SessionService(self, clock)
+        self._registration = Registration(registry, config.lease_s, self.record)
+        self._registered_at_unix_s = time.time()
+        self._owner = Owner(name, self._on_task_failure)
+        self._work: NodeWork
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, work: NodeWork, handlers: Sequence[MethodHandlers] = ()) -> None:
+        """Start engine and server; on failure nothing is left running. Raises the engine's or the server's error."""
+        self._work = work
+        try:
+            ready = await self.link.start(self._owner, work.on_report, self._on_engine_death)
+            self.identity = Identity(
+                role=self.role,
+                name=self.name,
+                incarnation=self.incarnation,
+                model=self._config.engine.model_name,
+                layout=ready.layout,
+                seed_digest=self._seed_digest,
+            )
+            port = self._service.bind(self._config.host, self._config.port, handlers)
+            self.address = f"{self._config.dial_host}:{port}"
+            await self._service.start()
+            self._owner.start(self._sweep(), "sweep")
+            self._move(NodeState.SERVING)
+        finally:
+            if self.state is NodeState.STARTING:
+                await self.stop()
+        log.info("node %s (%s) serves on %s", self.name, self.incarnation[:8], self.address)
+
+    def unhealthy_reason(self) -> str | None:
+        """Why this node must be replaced; None while it is healthy. Busy and draining nodes are healthy."""
+        if self.state is NodeState.STOPPED:
+            return "the node has stopped"
+        if self._owner.failure is not None:
+            return f"one of the node's tasks failed: {self._owner.failure!r}"
+        return self.link.unhealthy_reason()
+
+    async def check_health(self) -> None:
+        """Raises Unavailable with the reason where the node is unhealthy; registers it after the first good check."""
+        if (reason := self.unhealthy_reason()) is not None:
+            raise Unavailable(f"node {self.name} is unhealthy: {reason}")
+        if self.state is NodeState.SERVING:
+            self._registration.begin(self._owner)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Leave: out of the registry, no new work, wait at most `timeout_s` for what runs, then stop."""
+        if self.state is not NodeState.SERVING:
+            return
+        self._move(NodeState.DRAINING)
+        self._service.ask_beats()
+        await self._registration.end()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._work.at_rest()
+        except TimeoutError:
+            log.warning("node %s leaves %d in flight after %.1f s", self.name, self._work.in_flight, timeout_s)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End now: attempts fail, streams are cut, the engine goes. Idempotent."""
+        if self.state is NodeState.STOPPED:
+            return
+        self._move(NodeState.STOPPED)
+        grace_s = self._config.stop_grace_s
+        self._work.fail_all(NodeLost(f"node {self.name} has stopped"))
+        await self._registration.end()
+        await self._service.stop(grace_s)
+        await self._work.stop(grace_s)
+        await self._owner.stop(grace_s)
+        await self.link.stop(grace_s)
+
+    def _move(self, state: NodeState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} -> {state}"
+        self.state = state
+
+    async def _sweep(self) -> None:
+        while True:
+            self._work.sweep(self._clock.now_s())
+            await asyncio.sleep(HEARTBEAT_PERIOD_S)
+
+    def _on_engine_death(self, error: PronghornError) -> None:
+        log.error("node %s: the engine is gone, %d in flight fail: %s", self.name, self._work.in_flight, error.message)
+        self.counters.count("engine_died")
+        self._work.fail_all(error)
+        self._leave_registry()
+
+    def _on_task_failure(self, task: str, error: BaseException) -> None:
+        self._work.fail_all(EngineDied(f"node {self.name}: {task} failed: {error!r}"))
+        self._leave_registry()
+
+    def _leave_registry(self) -> None:
+        self._service.ask_beats()
+        if self.state is not NodeState.STOPPED:
+            self._owner.start(self._registration.end(), "deregistration")
+
+    # --- what it says of itself ---------------------------------------------------------------------------------------
+
+    def report(self) -> NodeReport:
+        load = self.link.load
+        return NodeReport(
+            name=self.name,
+            role=self.role,
+            model=self._config.engine.model_name,
+            address=self.address,
+            incarnation=self.incarnation,
+            healthy=self.unhealthy_reason() is None,
+            in_flight=self._work.in_flight,
+            draining=self.state is NodeState.DRAINING,
+            counters=self.counters.snapshot(),
+            **msgspec.structs.asdict(load),
+        )
+
+    def record(self) -> NodeRecord:
+        return NodeRecord(
+            name=self.name,
+            role=self.role,
+            model=self._config.engine.model_name,
+            address=self.address,
+            incarnation=self.incarnation,
+            layout=self.identity.layout,
+            seed_digest=self._seed_digest,
+            load=msgspec.structs.asdict(self.link.load) | {"in_flight": self._work.in_flight},
+            host=self._config.dial_host,
+            pid=os.getpid(),
+            registered_at_unix_s=self._registered_at_unix_s,
+        )
+
+    def autoscaling_stats(self) -> dict[str, float]:
+        load = self.link.load
+        held_share = load.held_blocks / load.total_blocks if load.total_blocks else 0.0
+        return {"in_flight": float(self._work.in_flight), "waiting": float(load.waiting), "held_share": held_share}
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def require_room(self) -> None:
+        """Raises where the node cannot take one more: NodeRefused stopped, EngineDied unhealthy, Overloaded full."""
+        if self.state is NodeState.STOPPED:
+            raise NodeRefused(f"node {self.name} has stopped")
+        if (reason := self.unhealthy_reason()) is not None:
+            raise EngineDied(f"node {self.name}: {reason}")
+        if self._work.in_flight >= self._config.max_in_flight:
+            raise Overloaded(f"node {self.name} holds {self._work.in_flight} attempts, its bound max_in_flight")
+
+    def submit(self, session: Session, frame: Submit) -> None:
+        try:
+            if self.state is NodeState.DRAINING:
+                raise NodeRefused(f"node {self.name} is leaving", code="draining")
+            self.require_room()
+            self._work.submit(session, frame)
+        except PronghornError as error:
+            self.counters.count("submit_refused", error.code)
+            session.fail(frame.fence, error)
+
+    def abort(self, session: Session, fence: Fence) -> None:
+        self._work.abort(session, fence)
+
+    def session_closed(self, session: Session) -> None:
+        self._work.session_closed(session)
+
+    def drop_prefix_cache(self) -> None:
+        try:
+            self.link.send(ResetPrefixCache())
+        except (Overloaded, EngineDied) as error:
+            self.counters.count("prefix_cache_not_dropped", error.code)
+            log.warning("node %s could not drop its prefix cache: %s", self.name, error.message)

@@ -1,0 +1,134 @@
+"""The engine's one loop: take commands, sweep deadlines, compute a step, report.
+
+Knows a scheduler, a pipeline and two queues. Must not know processes, sockets or torch. It alone calls the scheduler
+and the pipeline, from one thread. What commands and deadlines cause is reported before the step, because a step is
+long; what the step causes right after it. With nothing to compute it waits in the inbox, never longer than until the
+next report is due.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcache.memory import BlockMemory
+from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.messages import EngineCommand, EngineMessage, EngineReady, StepReport, Stop
+from pipelines.runtime.request_failures import RequestFailures
+from pipelines.runtime.scheduler import Batch, Scheduler
+from pipelines.types.batch import CompletedBatchStats, TextGenerationInputs
+from pipelines.types.pipeline import Pipeline
+from pipelines.types.text_context import TextContext
+from pipelines.types.text_output import TextGenerationOutput
+from pronghorn.clock import Clock
+from pronghorn.errors import PronghornError
+from pronghorn.ids import RequestID
+
+TextPipeline = Pipeline[TextGenerationInputs[TextContext], TextGenerationOutput]
+
+
+class InboxClosed(Exception):
+    """The shell is gone: no command can come any more."""
+
+
+class Inbox(Protocol):
+    def take(self, timeout_s: float) -> list[EngineCommand]:
+        """The commands that are there, in order, waiting at most `timeout_s` for the first. Raises InboxClosed."""
+
+
+class Outbox(Protocol):
+    def put(self, message: EngineMessage) -> None:
+        """Hand a message to the shell; waits where the shell does not keep up. Raises InboxClosed where it is gone."""
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """An engine that is built and has computed its canary: what `EngineLoop` runs, and what its shell is told."""
+
+    scheduler: Scheduler
+    pipeline: TextPipeline
+    ready: EngineReady
+
+
+BuildEngine = Callable[[EngineConfig, bytes, BlockMemory], EngineParts]
+"""(configuration, hash seed, block memory) -> parts. Raises ConfigurationError where these cannot work."""
+
+
+class EngineLoop:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pipeline: TextPipeline,
+        inbox: Inbox,
+        outbox: Outbox,
+        clock: Clock,
+        report_period_s: float,
+        *,
+        checked: bool = False,
+    ) -> None:
+        """With `checked` the scheduler's invariants are asserted in every round."""
+        self._scheduler = scheduler
+        self._pipeline = pipeline
+        self._inbox = inbox
+        self._outbox = outbox
+        self._clock = clock
+        self._report_period_s = report_period_s
+        self._checked = checked
+        self._report_due_s = clock.now_s()
+        self._stepped = False
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until `Stop`. Raises InboxClosed when the shell is gone, and what the pipeline raises for the whole step."""
+        while not self._stopping:
+            self._round()
+
+    def _round(self) -> None:
+        took_commands = self._take_commands()
+        self._scheduler.sweep(self._clock.now_s())
+        if events := self._scheduler.take_events():
+            self._report(StepReport(events, self._scheduler.load()))
+        stats = None if self._stopping else self._step()
+        self._stepped = stats is not None
+        for request_id in self._scheduler.take_ended():
+            self._pipeline.release(request_id)
+        if self._checked:
+            self._scheduler.check()
+        if self._stepped or took_commands or self._clock.now_s() >= self._report_due_s:
+            self._report(StepReport(self._scheduler.take_events(), self._scheduler.load(), stats))
+
+    def _take_commands(self) -> bool:
+        now_s = self._clock.now_s()
+        commands = self._inbox.take(0.0 if self._stepped else max(0.0, self._report_due_s - now_s))
+        for command in commands:
+            if isinstance(command, Stop):
+                self._stopping = True
+                break
+            self._scheduler.handle(command, self._clock.now_s())
+        return bool(commands)
+
+    def _step(self) -> CompletedBatchStats | None:
+        batch = self._scheduler.next_batch(self._clock.now_s())
+        if batch is None:
+            return None
+        started_s = self._clock.now_s()
+        outputs, failures = self._execute(batch)
+        ended_s = self._clock.now_s()
+        self._scheduler.complete(batch, outputs, failures, ended_s)
+        return CompletedBatchStats(
+            batch_type=batch.batch_type,
+            batch_size=batch.batch_size,
+            num_input_tokens=batch.input_tokens,
+            num_context_tokens=batch.context_tokens,
+            execution_time_s=ended_s - started_s,
+            num_output_tokens=sum(len(output.tokens) for output in outputs.values()),
+        )
+
+    def _execute(self, batch: Batch) -> tuple[dict[RequestID, TextGenerationOutput], dict[RequestID, PronghornError]]:
+        try:
+            return self._pipeline.execute(batch), {}
+        except RequestFailures as error:
+            return error.outputs, error.failures
+
+    def _report(self, report: StepReport) -> None:
+        self._outbox.put(report)
+        self._report_due_s = self._clock.now_s() + self._report_period_s

@@ -1,0 +1,31 @@
+"""Getting a prompt its blocks: match what is cached, then reserve the rest, or leave no trace.
+
+Knows the prefix cache and a context's window. Must not know why the blocks are wanted.
+"""
+
+from collections.abc import Hashable
+
+from kvcache.hashing import BlockHasher
+from kvcache.prefix_cache import PrefixCache
+from pipelines.types.text_context import TextContext
+
+
+def reserve_prompt(
+    cache: PrefixCache, hasher: BlockHasher, owner: Hashable, context: TextContext, num_tokens: int, spare_blocks: int
+) -> bool:
+    """Claim `owner`, attach its longest cached prefix, and reserve blocks for `num_tokens` tokens in all.
+
+    Leaves `spare_blocks` free. On success the window of `context` begins behind the cached prefix, whose length is
+    noted in `cached_prefix_length` the first time. False where there is no room: nothing is held then.
+    """
+    cache.claim(owner, hasher.root(context.cache_salt))
+    cached_tokens = cache.match(owner, context.tokens[:])
+    if not cache.can_reserve(owner, num_tokens + spare_blocks * cache.block_tokens):
+        cache.release(owner)
+        return False
+    cache.reserve(owner, num_tokens)
+    if cached_tokens:
+        context.tokens.skip_processing(cached_tokens)
+    if context.cached_prefix_length is None:
+        context.cached_prefix_length = cached_tokens
+    return True

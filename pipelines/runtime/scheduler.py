@@ -1,0 +1,55 @@
+"""What the engine loop asks of a scheduler. Pure and synchronous: time is passed in, events are taken out.
+
+A scheduler owns the block pool and decides what each step computes. It never waits, and it never touches block bytes.
+Between `next_batch` and the `complete` of that batch nothing else is called.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pipelines.runtime.messages import EngineCommand, EngineEvent, EngineLoad
+from pipelines.types.batch import TextGenerationInputs
+from pipelines.types.text_context import TextContext
+from pipelines.types.text_output import TextGenerationOutput
+from pronghorn.errors import PronghornError
+from pronghorn.ids import RequestID
+
+Batch = TextGenerationInputs[TextContext]
+
+
+class Scheduler(Protocol):
+    def handle(self, command: EngineCommand, now_s: float) -> None:
+        """Take one command, never `Stop`, which is the loop's. Unknown fences are harmless: the word may be late."""
+
+    def sweep(self, now_s: float) -> None:
+        """Fail what has passed its deadline."""
+
+    def next_batch(self, now_s: float) -> Batch | None:
+        """What the next step computes, with blocks in place for it; None where there is nothing to compute."""
+
+    def complete(
+        self,
+        batch: Batch,
+        outputs: Mapping[RequestID, TextGenerationOutput],
+        failures: Mapping[RequestID, PronghornError],
+        now_s: float,
+    ) -> None:
+        """`batch` was computed: its contexts are updated, save those in `failures`."""
+
+    def take_events(self) -> list[EngineEvent]:
+        """What happened since the last call, in order."""
+
+    def take_ended(self) -> list[RequestID]:
+        """Requests that ended since the last call; the pipeline may forget them."""
+
+    def table(self, owner: RequestID) -> Sequence[int]:
+        """Block ids of a request of the batch, in position order: the pipeline's `BlockTables`."""
+
+    def load(self) -> EngineLoad: ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits for blocks or for a step."""
+
+    def check(self) -> None:
+        """AssertionError where an invariant is broken. For tests and for debugging; costs a pass over everything."""

@@ -1,0 +1,69 @@
+"""The prefill node as a Ray Serve replica: which concrete parts it is made of, and Serve's hooks on it.
+
+Knows Ray for the replica's tag alone; `cluster/build.py` makes a deployment of the class. Serve pickles the class by
+value, so it holds no state but its node, and its globals are only names that are imported from here.
+"""
+
+from typing import Any, Final
+
+from ray import serve
+
+from kvcache.hashing import seed_digest
+from kvcache.memory import BlockMemory
+from kvcache.redis_registry import RedisRegistry
+from kvcache.registry import NodeRegistry
+from pipelines.node.config import parse_config
+from pipelines.runtime.kv_layout import layout_of
+from pipelines.runtime.process import ProcessEngine
+from prefill_nodes.config import PrefillNodeConfig
+from prefill_nodes.node import ROLE, PrefillNode
+from pronghorn.clock import SystemClock
+from pronghorn.ids import NodeName
+
+ENGINE: Final = "prefill_nodes.engine"
+
+
+async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRegistry) -> PrefillNode:
+    """A node that serves, its engine in a process of its own. On failure nothing is left running.
+
+    Raises ConfigurationError, EngineDied, or Unavailable where the registry does not answer.
+    """
+    clock = SystemClock()
+    engine_config = config.node.engine
+    seed = await registry.cluster_seed()
+    memory = BlockMemory.create(engine_config.num_blocks, layout_of(engine_config).block_bytes)
+    node = PrefillNode(
+        name=name,
+        config=config,
+        seed_digest=seed_digest(seed),
+        engine=ProcessEngine(ENGINE, engine_config, seed, memory, name=name),
+        registry=registry,
+        clock=clock,
+    )
+    await node.start()
+    return node
+
+
+class PrefillNodeDeployment:
+    async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits the constructor
+        """`config` is a PrefillNodeConfig as plain data. Raises ConfigurationError naming the field at fault."""
+        self._node: PrefillNode | None = None
+        parsed = parse_config(config, PrefillNodeConfig)
+        self._registry = RedisRegistry(parsed.node.redis_url, parsed.node.key_prefix)
+        self._drain_timeout_s = parsed.node.drain_timeout_s
+        name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
+        self._node = await start_node(name, parsed, self._registry)
+
+    async def check_health(self) -> None:
+        assert self._node is not None
+        await self._node.shell.check_health()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        assert self._node is not None
+        return self._node.shell.autoscaling_stats()
+
+    async def __del__(self) -> None:
+        """Serve's hook before a replica goes. It must wait itself: Serve does not count what runs over gRPC."""
+        if self._node is not None:
+            await self._node.drain(self._drain_timeout_s)
+            await self._registry.close()

@@ -1,0 +1,227 @@
+"""The prefill node: its shell, and the hand-overs that it serves to decode nodes.
+
+Knows who may ask, what order a stream has, and when a block may be read. Invariants: a block is read only between the
+engine's ChunkReady and the Release that ends every hand-over, whatever ended it; Progress is said only for an engine
+that reports, so that silence means a fault.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, assert_never
+
+from kvcache import transfer
+from kvcache.handshake import check_peer
+from kvcache.registry import NodeRegistry
+from pipelines.node.prefill_request import PrefillRequest
+from pipelines.node.session import Session
+from pipelines.node.shell import NodeShell
+from pipelines.runtime import messages
+from pipelines.runtime.messages import ChunkReady, Failed, StepReport
+from pipelines.runtime.port import EnginePort
+from pipelines.types import wire
+from pipelines.types.frames import Submit
+from pipelines.types.handover import FirstToken, HandOverMessage, Progress, Refusal, Welcome
+from prefill_nodes.config import PrefillNodeConfig
+from prefill_nodes.hand_over import Blocks, Commit, HandOver
+from prefill_nodes.service import prefill_handler
+from pronghorn.clock import Clock
+from pronghorn.counters import Counters
+from pronghorn.errors import ErrorRecord, HandshakeRefused, InternalError, NodeRefused, PronghornError
+from pronghorn.ids import Fence, NodeName
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "prefill"
+
+
+class _Held:
+    """A hand-over, and what wakes the stream that serves it."""
+
+    def __init__(self, request: PrefillRequest) -> None:
+        self.request = request
+        self.hand_over = HandOver(request.wanted)
+        self.sent: dict[int, bytes] = {}
+        """Digest of each block sent, by position: what the commit says."""
+        self.wake = asyncio.Event()
+
+
+class PrefillNode:
+    def __init__(
+        self,
+        *,
+        name: NodeName,
+        config: PrefillNodeConfig,
+        seed_digest: str,
+        engine: EnginePort,
+        registry: NodeRegistry,
+        clock: Clock,
+    ) -> None:
+        self.counters = Counters()
+        self.shell = NodeShell(
+            role=ROLE,
+            name=name,
+            seed_digest=seed_digest,
+            config=config.node,
+            engine=engine,
+            registry=registry,
+            clock=clock,
+            counters=self.counters,
+        )
+        self._config = config
+        self._link = self.shell.link
+        self._held: dict[Fence, _Held] = {}
+        self._changed = asyncio.Event()
+        """A hand-over has begun or ended since this was cleared."""
+
+    async def start(self) -> None:
+        await self.shell.start(self, [prefill_handler(self.frames)])
+
+    # --- from orchestrators -------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    def submit(self, session: Session, frame: Submit) -> None:
+        raise NodeRefused(f"{self.shell.name} is a prefill node; requests go to decode nodes", code="wrong_role")
+
+    def abort(self, session: Session, fence: Fence) -> None:
+        """Nothing: an orchestrator holds no attempt here."""
+
+    def session_closed(self, session: Session) -> None:
+        """Nothing: hand-overs belong to decode nodes."""
+
+    def sweep(self, now_s: float) -> None:
+        """Nothing: the engine keeps the deadlines, and the stream has one of its own."""
+
+    # --- from the engine ----------------------------------------------------------------------------------------------
+
+    def on_report(self, report: StepReport) -> None:
+        for event in report.events:
+            held = self._held.get(event.fence)
+            if held is None:
+                continue  # released meanwhile
+            match event:
+                case ChunkReady():
+                    held.hand_over.on_chunk(event)
+                case messages.FirstToken(token=token, log_probabilities=log_probabilities):
+                    held.hand_over.on_first_token(FirstToken(token, log_probabilities))
+                case Failed(error=error):
+                    held.hand_over.fail(error)
+                case _:
+                    raise InternalError(f"a prefill engine reported a {type(event).__name__}")
+            held.wake.set()
+
+    def fail_all(self, error: PronghornError) -> None:
+        for held in self._held.values():
+            held.hand_over.fail(error.record())
+            held.wake.set()
+
+    # --- hand-overs ---------------------------------------------------------------------------------------------------
+
+    async def frames(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """The frames of the hand-over that `data` asks for. Closing the generator, at any point, frees its blocks."""
+        try:
+            request = self._accept(data)
+        except PronghornError as error:
+            self.counters.count("hand_over_refused", error.param or error.code)
+            log.warning("%s: a hand-over was refused: %s", self.shell.name, error.message)
+            yield _say(Refusal(error.record()))
+            return
+        held = self._held[request.fence] = _Held(request)
+        self._changed.set()
+        try:
+            yield _say(Welcome(self.shell.identity.to_hello().SerializeToString()))
+            async with aclosing(self._serve(held)) as stream:
+                async for frame in stream:
+                    yield frame
+        finally:
+            self._link.release(request.fence)
+            del self._held[request.fence]
+            self._changed.set()
+            self.counters.count("hand_over_ended", held.hand_over.state.value)
+
+    def _accept(self, data: bytes) -> PrefillRequest:
+        """The request, checked. Raises the refusal."""
+        request = PrefillRequest.from_bytes(data)
+        if request.prefill_incarnation != self.shell.incarnation:
+            raise HandshakeRefused(
+                f"incarnation: the hand-over is for {request.prefill_incarnation}, this is {self.shell.incarnation}",
+                param="incarnation",
+            )
+        check_peer(self.shell.identity, request.asker)
+        self.shell.require_room()
+        if request.fence in self._held:
+            raise NodeRefused(f"{request.fence} is being handed over already", code="repeated")
+        return request
+
+    async def _serve(self, held: _Held) -> AsyncGenerator[bytes, None]:
+        request = held.request
+        try:
+            self._link.send(messages.Prefill(request.fence, request.context, request.wanted, request.budget_s))
+        except PronghornError as error:
+            held.hand_over.fail(error.record())
+        while True:
+            step = held.hand_over.take(self._blocks_per_frame)
+            match step:
+                case None:
+                    if held.hand_over.over:
+                        return
+                    if not await self._woken(held) and self._link.quiet_s < self._config.quiet_engine_s:
+                        yield _say(Progress())
+                case FirstToken():
+                    yield _say(step)
+                case Blocks(pairs=pairs):
+                    blocks = ((position, self._link.memory.block(block)) for position, block in pairs)
+                    for frame in transfer.encode_blocks(blocks, held.sent):
+                        yield frame
+                    self.counters.count("blocks_sent", n=len(pairs))
+                case Commit():
+                    yield transfer.encode_commit(held.sent)
+                case ErrorRecord():
+                    log.warning("%s: hand-over of %s failed: %s", self.shell.name, request.fence, step.message)
+                    yield _say(Refusal(step))
+                case never:
+                    assert_never(never)
+
+    async def _woken(self, held: _Held) -> bool:
+        """Wait for news of this hand-over; False after `progress_period_s` without."""
+        try:
+            async with asyncio.timeout(self._config.progress_period_s):
+                await held.wake.wait()
+        except TimeoutError:
+            return False
+        held.wake.clear()
+        return True
+
+    @property
+    def _blocks_per_frame(self) -> int:
+        return max(1, transfer.TARGET_FRAME_BYTES // self._link.memory.block_bytes)
+
+    # --- leaving ------------------------------------------------------------------------------------------------------
+
+    async def at_rest(self) -> None:
+        """Wait until no hand-over has run for `linger_s`."""
+        while True:
+            self._changed.clear()
+            if self._held:
+                await self._changed.wait()
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.linger_s):
+                    await self._changed.wait()
+                continue
+            return
+
+    async def drain(self, timeout_s: float) -> None:
+        await self.shell.drain(timeout_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Nothing: the streams belong to the server, which has stopped by now."""
+
+
+def _say(message: HandOverMessage) -> bytes:
+    return transfer.encode_message(wire.encode(message))

@@ -1,0 +1,35 @@
+"""What holds for every test: the layers that a test may touch follow from the folder it lies in."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+# `tests.fakes` is imported by name; with import mode `importlib` nothing else puts the root there.
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+
+def _refuse(what: str, instead: str) -> object:
+    def refused(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError(f"a test under tests/unit {what}; {instead}")
+
+    return refused
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_stay_pure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing under tests/unit starts Ray, opens a socket to anywhere, or serves gRPC."""
+    if (TESTS / "unit") in request.path.parents:
+        import socket
+
+        monkeypatch.setattr(socket.socket, "connect", _refuse("connects a socket", "use a fake of the port"))
+        if "ray" in sys.modules:
+            monkeypatch.setattr("ray.init", _refuse("starts Ray", "it belongs in tests/integration"))
+        if "grpc.aio" in sys.modules:
+            monkeypatch.setattr("grpc.aio.server", _refuse("serves gRPC", "it belongs in tests/integration"))
+    yield

@@ -1,0 +1,18 @@
+"""The canary as the engine of a prefill node: `python -m tests.fakes.canary_prefill`, or `build` for a ThreadEngine."""
+
+import sys
+
+from kvcache.memory import BlockMemory
+from pipelines.runtime.child import serve
+from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.loop import EngineParts
+from prefill_nodes.scheduler import PrefillScheduler
+from tests.fakes.canary_engine import build_canary_engine
+
+
+def build(config: EngineConfig, seed: bytes, memory: BlockMemory) -> EngineParts:
+    return build_canary_engine(config, seed, memory, PrefillScheduler)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(build))

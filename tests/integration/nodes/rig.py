@@ -1,0 +1,332 @@
+"""Real nodes on loopback, with canary engines in threads, and an orchestrator's end of a session.
+
+Whatever a test asks of a `Rig` is ended with it; `at_rest` is how a test sees that nothing is left behind.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+from grpc import aio
+
+from decode_nodes.config import DecodeNodeConfig
+from decode_nodes.node import DecodeNode
+from decode_nodes.prefill_client import PrefillClient
+from decode_nodes.scheduler import DecodeScheduler
+from kvcache.handshake import Identity
+from kvcache.hashing import seed_digest
+from kvcache.memory import BlockMemory
+from kvcache.memory_registry import MemoryRegistry
+from pipelines.node.config import NodeConfig
+from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.loop import EngineParts
+from pipelines.runtime.port import EnginePort
+from pipelines.runtime.process import ProcessEngine
+from pipelines.runtime.thread import ThreadEngine
+from pipelines.types import wire
+from pipelines.types.frames import (
+    Abort,
+    Delta,
+    Failure,
+    Heartbeat,
+    NodeFrame,
+    NodeReport,
+    Outputs,
+    PrefillTarget,
+    Submit,
+)
+from pipelines.types.status import GenerationStatus
+from prefill_nodes.config import PrefillNodeConfig
+from prefill_nodes.node import PrefillNode
+from prefill_nodes.scheduler import PrefillScheduler
+from prefill_nodes.service import prefill_handler
+from pronghorn.clock import SystemClock
+from pronghorn.ids import Fence, Incarnation, NodeName, new_incarnation
+from pronghorn.tasks import Owner
+from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, SERVER_CHANNEL_OPTIONS, SESSION_METHOD, STATUS_METHOD
+from protos import node_pb2
+from tests.fakes.canary_engine import SEED, build_canary_engine, canary_config, canary_context, canary_memory
+from tests.fakes.canary_pipeline import VOCAB_SIZE, CanaryPipeline
+
+BLOCK_TOKENS = 4
+MODEL = "canary"
+PATIENCE_S = 10.0
+"""Bound on everything that a test waits for; nothing comes near it unless the test fails."""
+
+Node = PrefillNode | DecodeNode
+Frames = Callable[[bytes], AsyncGenerator[bytes, None]]
+
+
+def prompt(blocks: int, more_tokens: int = 1, start: int = 0) -> list[int]:
+    return [(start + 7 * i) % VOCAB_SIZE for i in range(blocks * BLOCK_TOKENS + more_tokens)]
+
+
+class CanaryEngine:
+    """A ThreadEngine with a canary, whose pipeline the test can hold and break."""
+
+    def __init__(self, config: EngineConfig, scheduler: type[PrefillScheduler] | type[DecodeScheduler]) -> None:
+        self._scheduler = scheduler
+        self._parts: EngineParts
+        self.port = ThreadEngine(self._build, config, SEED, canary_memory(config))
+
+    def _build(self, config: EngineConfig, seed: bytes, memory: BlockMemory) -> EngineParts:
+        self._parts = build_canary_engine(config, seed, memory, self._scheduler)
+        return self._parts
+
+    @property
+    def pipeline(self) -> CanaryPipeline:
+        assert isinstance(self._parts.pipeline, CanaryPipeline)
+        return self._parts.pipeline
+
+
+class Orchestrator:
+    """An orchestrator's end of one session."""
+
+    def __init__(self, call: Any, hello: Identity) -> None:
+        self.node = hello
+        self.beats: list[NodeReport] = []
+        self.frames: list[Outputs] = []
+        self.deltas: dict[Fence, list[Delta]] = {}
+        self.failures: dict[Fence, Failure] = {}
+        self.ended = False
+        self._call = call
+        self._changed = asyncio.Condition()
+        self._attempts = 0
+
+    async def read(self) -> None:
+        while isinstance(data := await self._call.read(), bytes):
+            frame: NodeFrame = wire.decode(data, NodeFrame)
+            async with self._changed:
+                self._take(frame)
+                self._changed.notify_all()
+        self.ended = True
+
+    def _take(self, frame: NodeFrame) -> None:
+        match frame:
+            case Heartbeat(report=report):
+                self.beats.append(report)
+            case Outputs(deltas=deltas, failures=failures):
+                self.frames.append(frame)
+                for delta in deltas:
+                    self.deltas.setdefault(delta.fence, []).append(delta)
+                for failure in failures:
+                    assert failure.fence not in self.failures, f"two last words for {failure.fence}"
+                    self.failures[failure.fence] = failure
+
+    async def send(self, frame: object) -> None:
+        await self._call.write(frame if isinstance(frame, bytes) else wire.encode(frame))
+
+    async def submit(
+        self, tokens: Sequence[int], new_tokens: int, *prefill: PrefillTarget, budget_s: float = 30.0, **more: Any
+    ) -> Fence:
+        self._attempts += 1
+        context = canary_context(tokens, new_tokens)
+        fence = Fence(context.request_id, self._attempts, Incarnation(self.node.incarnation))
+        await self.send(Submit(fence, context, budget_s, list(prefill), **more))
+        return fence
+
+    async def abort(self, fence: Fence) -> None:
+        await self.send(Abort(fence))
+
+    def tokens(self, fence: Fence) -> list[int]:
+        return [token for delta in self.deltas.get(fence, []) for token in delta.tokens]
+
+    def is_done(self, fence: Fence) -> bool:
+        deltas = self.deltas.get(fence, [])
+        return fence in self.failures or (bool(deltas) and deltas[-1].status is not GenerationStatus.ACTIVE)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def result(self, fence: Fence) -> list[int]:
+        """The whole answer; AssertionError where the attempt failed."""
+        await self.until(lambda: self.is_done(fence))
+        assert fence not in self.failures, self.failures[fence].error
+        return self.tokens(fence)
+
+    async def failure(self, fence: Fence) -> Failure:
+        await self.until(lambda: self.is_done(fence))
+        return self.failures[fence]
+
+    async def close(self) -> None:
+        await self._call.done_writing()
+
+    def die(self) -> None:
+        self._call.cancel()
+
+
+def orchestrator_identity(**changes: Any) -> Identity:
+    identity = Identity(
+        role="orchestrator",
+        name="orchestrator-1",
+        incarnation=new_incarnation(),
+        model=MODEL,
+        seed_digest=seed_digest(SEED),
+    )
+    return msgspec.structs.replace(identity, **changes)
+
+
+class Rig:
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.clock = SystemClock()
+        self.registry = MemoryRegistry(self.clock)
+        self._stack = stack
+        self._owner = Owner("rig")
+        stack.push_async_callback(self._owner.stop, 1.0)
+
+    def node_config(self, port: int = 0, **engine: Any) -> NodeConfig:
+        return NodeConfig(
+            engine=canary_config(max_batch_input_tokens=2 * BLOCK_TOKENS, **engine),
+            redis_url="",
+            key_prefix="",
+            lease_s=0.3,
+            port=port,
+            drain_timeout_s=2.0,
+            stop_grace_s=1.0,
+        )
+
+    async def prefill(
+        self, name: str = "prefill-1", *, seed: bytes = SEED, **engine: Any
+    ) -> tuple[PrefillNode, CanaryEngine]:
+        canary = CanaryEngine(self.node_config(**engine).engine, PrefillScheduler)
+        node = await self.prefill_over(canary.port, name, seed, **engine)
+        self._stack.callback(canary.pipeline.gate.set)  # a held engine could not stop
+        return node, canary
+
+    async def decode(
+        self, name: str = "decode-1", *, seed: bytes = SEED, stall_timeout_s: float = 0.5, **engine: Any
+    ) -> tuple[DecodeNode, CanaryEngine]:
+        canary = CanaryEngine(self.node_config(**engine).engine, DecodeScheduler)
+        node = await self.decode_over(canary.port, name, seed, stall_timeout_s, **engine)
+        self._stack.callback(canary.pipeline.gate.set)  # a held engine could not stop
+        return node, canary
+
+    async def prefill_over(
+        self, engine: EnginePort, name: str = "prefill-1", seed: bytes = SEED, **changes: Any
+    ) -> PrefillNode:
+        node = PrefillNode(
+            name=NodeName(name),
+            config=PrefillNodeConfig(node=self.node_config(**changes), progress_period_s=0.05, linger_s=0.1),
+            seed_digest=seed_digest(seed),
+            engine=engine,
+            registry=self.registry,
+            clock=self.clock,
+        )
+        await node.start()
+        self._stack.push_async_callback(node.shell.stop)
+        return node
+
+    async def decode_over(
+        self,
+        engine: EnginePort,
+        name: str = "decode-1",
+        seed: bytes = SEED,
+        stall_timeout_s: float = 0.5,
+        **changes: Any,
+    ) -> DecodeNode:
+        config = DecodeNodeConfig(node=self.node_config(**changes), stall_timeout_s=stall_timeout_s)
+        node = DecodeNode(
+            name=NodeName(name),
+            config=config,
+            seed_digest=seed_digest(seed),
+            engine=engine,
+            registry=self.registry,
+            prefill=PrefillClient(self.clock, config.idle_channel_s),
+            clock=self.clock,
+        )
+        await node.start()
+        self._stack.push_async_callback(node.shell.stop)
+        return node
+
+    def process(self, entry: str, **changes: Any) -> ProcessEngine:
+        """A canary in a process of its own; `entry` is one of tests/fakes/canary_*.py."""
+        config = self.node_config(**changes).engine
+        return ProcessEngine(entry, config, SEED, canary_memory(config))
+
+    async def orchestrator(self, node: Node, **identity: Any) -> Orchestrator:
+        channel = await self._channel(node.shell.address)
+        call = channel.stream_stream(SESSION_METHOD)()
+        await call.write(orchestrator_identity(**identity).to_hello().SerializeToString())
+        hello = await call.read()
+        assert isinstance(hello, bytes)
+        orchestrator = Orchestrator(call, Identity.from_hello(node_pb2.Hello.FromString(hello)))
+        self._owner.start(self._read(orchestrator), "orchestrator")
+        self._stack.callback(call.cancel)
+        await orchestrator.until(lambda: bool(orchestrator.beats))
+        return orchestrator
+
+    async def _read(self, orchestrator: Orchestrator) -> None:
+        try:
+            await orchestrator.read()
+        except aio.AioRpcError:
+            orchestrator.ended = True
+
+    async def status(self, node: Node) -> NodeReport:
+        channel = await self._channel(node.shell.address)
+        return wire.decode(await channel.unary_unary(STATUS_METHOD)(b""), NodeReport)
+
+    async def _channel(self, address: str) -> aio.Channel:
+        return await self._stack.enter_async_context(aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS))
+
+    async def in_front_of(self, node: PrefillNode, tamper: Callable[[Frames], Frames]) -> "Front":
+        """A server that serves what `tamper` makes of the node's hand-overs."""
+        server = aio.server(options=SERVER_CHANNEL_OPTIONS)
+        server.add_generic_rpc_handlers([prefill_handler(tamper(node.frames))])
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        front = Front(server, PrefillTarget(node.shell.name, f"127.0.0.1:{port}", node.shell.incarnation))
+        self._stack.push_async_callback(front.die)
+        return front
+
+
+class Front:
+    def __init__(self, server: aio.Server, target: PrefillTarget) -> None:
+        self.target = target
+        self._server = server
+
+    async def die(self) -> None:
+        await self._server.stop(None)
+
+
+def target(node: PrefillNode, **changes: Any) -> PrefillTarget:
+    honest = PrefillTarget(node.shell.name, node.shell.address, node.shell.incarnation)
+    return msgspec.structs.replace(honest, **changes)
+
+
+async def holds(node: Node) -> None:
+    """Wait until the node holds an attempt."""
+    async with asyncio.timeout(PATIENCE_S):
+        while node.in_flight == 0:  # noqa: ASYNC110  # asked from outside, which no event reaches
+            await asyncio.sleep(0.005)
+
+
+async def lets_go(node: Node, keeping: int = 0) -> None:
+    """Wait until the node holds no more than `keeping` attempts, whatever its engine is doing."""
+    async with asyncio.timeout(PATIENCE_S):
+        while node.in_flight > keeping:  # noqa: ASYNC110  # asked from outside, which no event reaches
+            await asyncio.sleep(0.005)
+
+
+async def at_rest(*nodes: Node) -> None:
+    """Wait until every node holds nothing; TimeoutError, naming what is held, where one does not get there."""
+    for node in nodes:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not _rests(node):  # noqa: ASYNC110  # the rest is seen in the engine's next report
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise TimeoutError(f"{node.shell.name} holds {node.in_flight} attempts, {node.shell.link.load}") from None
+
+
+def _rests(node: Node) -> bool:
+    load = node.shell.link.load
+    return node.in_flight == 0 and load.held_blocks == load.waiting == load.running == load.awaiting_blocks == 0
+
+
+@asynccontextmanager
+async def new_rig() -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        yield Rig(stack)

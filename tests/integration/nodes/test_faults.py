@@ -1,0 +1,202 @@
+"""Prefill nodes that die, lie, refuse or fall silent: the tokens are the same, said once, and nothing is left held."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from kvcache import transfer
+from pipelines.types import wire
+from pipelines.types.frames import PrefillTarget
+from pipelines.types.handover import FirstToken, HandOverMessage, Welcome
+from pronghorn.ids import Incarnation, NodeName, new_incarnation
+from tests.fakes.canary_pipeline import continuation
+from tests.integration.nodes.rig import Frames, Orchestrator, Rig, at_rest, holds, prompt, target
+
+TOKENS = prompt(5)
+NEW_TOKENS = 6
+EXPECTED = continuation(TOKENS, NEW_TOKENS)
+
+
+async def answer(orchestrator: Orchestrator, *targets: PrefillTarget, **more: Any) -> list[int]:
+    return await orchestrator.result(await orchestrator.submit(TOKENS, NEW_TOKENS, *targets, **more))
+
+
+async def breaks() -> None:
+    raise ConnectionError("the process is gone")
+
+
+async def hangs() -> None:
+    await asyncio.Event().wait()
+
+
+def kind_of(frame: bytes) -> type:
+    match transfer.decode(frame):
+        case transfer.MessageFrame(payload=payload):
+            return type(wire.decode(payload, HandOverMessage))
+        case other:
+            return type(other)
+
+
+def before(kind: type, fault: Callable[[], Awaitable[None]]) -> Callable[[Frames], Frames]:
+    """Lets a hand-over run up to its first frame of `kind`; then `fault` happens."""
+
+    def tamper(honest: Frames) -> Frames:
+        async def frames(request: bytes) -> AsyncGenerator[bytes, None]:
+            async with aclosing(honest(request)) as stream:
+                async for frame in stream:
+                    if kind_of(frame) is kind:
+                        await fault()
+                    yield frame
+
+        return frames
+
+    return tamper
+
+
+phases = pytest.mark.parametrize("kind", [Welcome, transfer.BlocksFrame, FirstToken, transfer.CommitFrame])
+
+
+def flip_a_bit(honest: Frames) -> Frames:
+    async def frames(request: bytes) -> AsyncGenerator[bytes, None]:
+        flipped = False
+        async with aclosing(honest(request)) as stream:
+            async for frame in stream:
+                if isinstance(transfer.decode(frame), transfer.BlocksFrame) and not flipped:
+                    flipped = True
+                    frame = frame[:-1] + bytes([frame[-1] ^ 1])
+                yield frame
+
+    return frames
+
+
+async def test_nobody_answers_at_the_address(rig: Rig) -> None:
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    nobody = PrefillTarget(NodeName("prefill-0"), "127.0.0.1:1", new_incarnation())
+    assert await answer(orchestrator, nobody) == EXPECTED
+    assert decode.counters.value("pull_failed", "node_lost") == 1
+    await at_rest(decode)
+
+
+@phases
+async def test_a_prefill_node_that_dies_in_any_phase_costs_no_token(rig: Rig, kind: type) -> None:
+    prefill, _ = await rig.prefill()
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    dying = await rig.in_front_of(prefill, before(kind, breaks))
+    assert await answer(orchestrator, dying.target) == EXPECTED
+    assert decode.counters.value("pull_failed", "node_lost") == 1
+    await at_rest(prefill, decode)
+
+
+@phases
+async def test_the_next_prefill_node_takes_over_from_one_that_died(rig: Rig, kind: type) -> None:
+    first, _ = await rig.prefill("prefill-1")
+    second, _ = await rig.prefill("prefill-2")
+    decode, engine = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    dying = await rig.in_front_of(first, before(kind, breaks))
+    assert await answer(orchestrator, dying.target, target(second)) == EXPECTED
+    assert second.counters.value("blocks_sent") == 6
+    assert engine.pipeline.computed_tokens == NEW_TOKENS - 1, "decode did not compute the prompt"
+    await at_rest(first, second, decode)
+
+
+async def test_a_prefill_server_that_is_stopped_while_it_computes(rig: Rig) -> None:
+    prefill, engine = await rig.prefill()
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    front = await rig.in_front_of(prefill, lambda frames: frames)
+    engine.pipeline.gate.clear()
+    fence = await orchestrator.submit(TOKENS, NEW_TOKENS, front.target)
+    await holds(prefill)
+    await front.die()
+    engine.pipeline.gate.set()
+    assert await orchestrator.result(fence) == EXPECTED
+    await at_rest(prefill, decode)
+
+
+async def test_a_flipped_bit_is_refused_counted_and_recomputed(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    prefill, _ = await rig.prefill()
+    decode, engine = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    liar = await rig.in_front_of(prefill, flip_a_bit)
+    assert await answer(orchestrator, liar.target) == EXPECTED
+    assert decode.counters.value("pull_failed", "wrong_digest") == 1
+    assert engine.pipeline.computed_tokens >= len(TOKENS), "the prompt was computed here"
+    assert "wrong_digest" in caplog.text and "prefill-1" in caplog.text
+    await at_rest(prefill, decode)
+
+
+@phases
+async def test_a_prefill_node_that_falls_silent_is_left_within_the_bound(rig: Rig, kind: type) -> None:
+    prefill, _ = await rig.prefill()
+    decode, _ = await rig.decode(stall_timeout_s=0.2)
+    orchestrator = await rig.orchestrator(decode)
+    silent = await rig.in_front_of(prefill, before(kind, hangs))
+    async with asyncio.timeout(3.0):
+        assert await answer(orchestrator, silent.target) == EXPECTED
+    assert decode.counters.value("pull_failed", "stalled") == 1
+    await at_rest(prefill, decode)
+
+
+async def test_a_prefill_engine_that_is_busy_is_waited_for(rig: Rig) -> None:
+    prefill, engine = await rig.prefill()
+    decode, _ = await rig.decode(stall_timeout_s=0.2)
+    orchestrator = await rig.orchestrator(decode)
+    engine.pipeline.gate.clear()
+    fence = await orchestrator.submit(TOKENS, NEW_TOKENS, target(prefill))
+    await holds(prefill)
+    beats = len(orchestrator.beats)
+    await orchestrator.until(lambda: len(orchestrator.beats) >= beats + 3)
+    assert decode.counters.value("pull_failed", "stalled") == 0
+    engine.pipeline.gate.set()
+    assert await orchestrator.result(fence) == EXPECTED
+    assert decode.counters.value("pull_committed") == 1
+
+
+async def test_only_these_ends_in_one_typed_error(rig: Rig) -> None:
+    prefill, _ = await rig.prefill()
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    dying = await rig.in_front_of(prefill, before(FirstToken, breaks))
+    fence = await orchestrator.submit(TOKENS, NEW_TOKENS, dying.target, only_these=True)
+    failure = await orchestrator.failure(fence)
+    assert failure.error.kind == "NodeLost"
+    await at_rest(prefill, decode)
+
+
+async def test_another_life_of_the_prefill_node_refuses_by_name(rig: Rig) -> None:
+    prefill, _ = await rig.prefill()
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    stale = target(prefill, incarnation=Incarnation("0" * 32))
+    fence = await orchestrator.submit(TOKENS, NEW_TOKENS, stale, only_these=True)
+    failure = await orchestrator.failure(fence)
+    assert failure.error.kind == "HandshakeRefused" and "incarnation" in failure.error.message
+    assert prefill.counters.value("hand_over_refused", "incarnation") == 1
+    await at_rest(prefill, decode)
+
+
+async def test_another_layout_is_refused_by_name_and_computed_here(rig: Rig) -> None:
+    prefill, _ = await rig.prefill(block_tokens=8)
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    assert await answer(orchestrator, target(prefill)) == EXPECTED
+    assert prefill.counters.value("hand_over_refused", "layout.block_tokens") == 1
+    assert decode.counters.value("pull_failed", "handshake_refused") == 1
+    await at_rest(prefill, decode)
+
+
+async def test_another_seed_and_another_model_are_refused_by_name(rig: Rig) -> None:
+    other_seed, _ = await rig.prefill("prefill-1", seed=bytes(32))
+    other_model, _ = await rig.prefill("prefill-2", model_name="other")
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    assert await answer(orchestrator, target(other_seed), target(other_model)) == EXPECTED
+    assert other_seed.counters.value("hand_over_refused", "seed_digest") == 1
+    assert other_model.counters.value("hand_over_refused", "model") == 1
+    await at_rest(other_seed, other_model, decode)

@@ -1,0 +1,166 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from decode_nodes.attempt import (
+    TRANSITIONS,
+    Attempt,
+    AttemptState,
+    Effect,
+    Say,
+    SayFailure,
+    StartPull,
+    StopPull,
+    Tell,
+)
+from pipelines.runtime.messages import Admit, Adopt, Failed, PrefillHere, Release, Reserved, TokenDelta
+from pipelines.types.frames import Delta, PrefillTarget, Submit
+from pipelines.types.handover import FirstToken
+from pipelines.types.status import GenerationStatus
+from pipelines.types.text_context import TextContext
+from pipelines.types.token_buffer import TokenBuffer
+from pronghorn.deadline import Deadline
+from pronghorn.errors import Cancelled, DeadlineExceeded, NodeLost, TransferFailed
+from pronghorn.ids import Fence, Incarnation, NodeName, RequestID
+
+BLOCK_TOKENS = 4
+FENCE = Fence(RequestID("r"), 1, Incarnation("d" * 32))
+P1 = PrefillTarget(NodeName("prefill-1"), "127.0.0.1:1", Incarnation("1" * 32))
+P2 = PrefillTarget(NodeName("prefill-2"), "127.0.0.1:2", Incarnation("2" * 32))
+LOST = NodeLost("prefill-1 is gone")
+DONE = TokenDelta(FENCE, [9], GenerationStatus.END_OF_SEQUENCE)
+
+
+def new_attempt(*targets: PrefillTarget, only_these: bool = False) -> Attempt:
+    context = TextContext(max_length=64, tokens=TokenBuffer(np.arange(10, dtype=np.int64)))
+    submit = Submit(FENCE, context, 30.0, list(targets), only_these)
+    return Attempt(submit, Deadline(30.0), BLOCK_TOKENS)
+
+
+def pulling(*targets: PrefillTarget, only_these: bool = False) -> Attempt:
+    attempt = new_attempt(*targets, only_these=only_these)
+    attempt.begin(30.0)
+    attempt.on_reserved(Reserved(FENCE, [7, 5, 3], 1))
+    return attempt
+
+
+def commands(effects: list[Effect]) -> list[object]:
+    return [effect.command for effect in effects if isinstance(effect, Tell)]
+
+
+def test_without_targets_the_prompt_is_computed_here() -> None:
+    attempt = new_attempt()
+    [admit] = commands(attempt.begin(12.0))
+    assert isinstance(admit, Admit) and admit.prefill_here and admit.budget_s == 12.0
+    assert attempt.state is AttemptState.RUNNING
+    assert attempt.on_tokens(DONE) == [Say(Delta(FENCE, [9], GenerationStatus.END_OF_SEQUENCE))]
+    assert attempt.state is AttemptState.ENDED
+
+
+def test_only_positions_behind_the_cached_blocks_are_pulled() -> None:
+    attempt = new_attempt(P1)
+    attempt.begin(30.0)
+    assert attempt.on_reserved(Reserved(FENCE, [7, 5, 3], 1)) == [StartPull(P1, {1: 5, 2: 3})]
+    assert attempt.state is AttemptState.PULLING
+
+
+def test_the_first_token_leaves_at_once_and_is_adopted_at_the_commit() -> None:
+    attempt = pulling(P1)
+    assert attempt.on_first_token(FirstToken(42)) == [Say(Delta(FENCE, [42], num_cached_tokens=4))]
+    assert attempt.on_pull_end(None) == [Tell(Adopt(FENCE, 42))]
+    assert attempt.state is AttemptState.RUNNING
+
+
+def test_a_failed_pull_goes_to_the_next_target_and_then_home() -> None:
+    attempt = pulling(P1, P2)
+    assert attempt.on_pull_end(LOST) == [StartPull(P2, {1: 5, 2: 3})]
+    assert attempt.on_pull_end(LOST) == [Tell(PrefillHere(FENCE))]
+    assert attempt.state is AttemptState.RUNNING
+
+
+def test_a_delivered_first_token_is_kept_and_not_delivered_again() -> None:
+    attempt = pulling(P1, P2)
+    attempt.on_first_token(FirstToken(42))
+    attempt.on_pull_end(LOST)
+    assert attempt.on_first_token(FirstToken(43)) == []
+    assert attempt.on_pull_end(None) == [Tell(Adopt(FENCE, 42))]
+
+
+def test_prefill_here_keeps_the_delivered_first_token() -> None:
+    attempt = pulling(P1)
+    attempt.on_first_token(FirstToken(42))
+    assert attempt.on_pull_end(TransferFailed("bad", code="wrong_digest")) == [Tell(PrefillHere(FENCE, 42))]
+
+
+def test_only_these_ends_in_the_last_targets_error() -> None:
+    attempt = pulling(P1, only_these=True)
+    assert attempt.on_pull_end(LOST) == [Tell(Release(FENCE)), SayFailure(LOST.record())]
+    assert attempt.state is AttemptState.ENDED
+
+
+def test_blocks_are_not_given_back_before_the_pull_has_ended() -> None:
+    attempt = pulling(P1)
+    error = DeadlineExceeded("too late")
+    assert attempt.cancel(error) == [StopPull(), SayFailure(error.record())]
+    assert attempt.state is AttemptState.STOPPING
+    assert attempt.on_first_token(FirstToken(42)) == []
+    assert attempt.on_pull_end(Cancelled("stopped")) == [Tell(Release(FENCE))]
+    assert attempt.state is AttemptState.ENDED
+
+
+def test_a_commit_that_comes_while_stopping_is_too_late() -> None:
+    attempt = pulling(P1)
+    attempt.on_first_token(FirstToken(42))
+    attempt.cancel(None)
+    assert attempt.on_pull_end(None) == [Tell(Release(FENCE))]
+
+
+def test_an_abort_before_the_reservation_releases_and_ignores_the_reservation_that_was_under_way() -> None:
+    attempt = new_attempt(P1)
+    attempt.begin(30.0)
+    assert attempt.cancel(None) == [Tell(Release(FENCE))]
+    assert attempt.on_reserved(Reserved(FENCE, [1, 2], 0)) == []
+
+
+def test_an_engine_failure_is_the_last_word_and_releases() -> None:
+    attempt = new_attempt()
+    attempt.begin(30.0)
+    error = LOST.record()
+    assert attempt.on_failed(Failed(FENCE, error)) == [Tell(Release(FENCE)), SayFailure(error)]
+    assert attempt.on_tokens(DONE) == []
+
+
+def test_at_most_one_last_word_whatever_happens_in_whatever_order() -> None:
+    happenings = {
+        "reserve": lambda a: a.on_reserved(Reserved(FENCE, [7, 5, 3], 1)),
+        "token": lambda a: a.on_first_token(FirstToken(42)),
+        "fail": lambda a: a.on_failed(Failed(FENCE, LOST.record())),
+        "deadline": lambda a: a.cancel(DeadlineExceeded("late")),
+        "abort": lambda a: a.cancel(None),
+        "delta": lambda a: a.on_tokens(DONE),
+    }
+    for order in itertools.permutations(happenings):
+        attempt = new_attempt(P1)
+        effects = attempt.begin(30.0)
+        pull_on = False
+        for name in order:
+            new = happenings[name](attempt)
+            effects += new
+            pull_on = pull_on or any(isinstance(effect, StartPull) for effect in new)
+        if pull_on:
+            effects += attempt.on_pull_end(Cancelled("stopped"))
+        last_words = [
+            e for e in effects if isinstance(e, SayFailure) or (isinstance(e, Say) and e.delta.status.is_done)
+        ]
+        assert len(last_words) <= 1, order
+        assert attempt.state is AttemptState.ENDED, order
+        assert commands(effects)[-1] == Release(FENCE), order
+
+
+@pytest.mark.parametrize("state", list(AttemptState))
+def test_every_state_has_its_row_and_reaches_the_end(state: AttemptState) -> None:
+    reached = {state}
+    while (more := reached | {after for before in reached for after in TRANSITIONS[before]}) != reached:
+        reached = more
+    assert AttemptState.ENDED in reached
