@@ -18,9 +18,13 @@ def reserve_prompt(
     Leaves `spare_blocks` free. On success the window of `context` begins behind the cached prefix, whose length is
     noted in `cached_prefix_length` the first time. False where there is no room: nothing is held then.
     """
+    needed_tokens = num_tokens + spare_blocks * cache.block_tokens
+    reusable_blocks = (len(context.tokens) - 1) // cache.block_tokens
+    if -(-needed_tokens // cache.block_tokens) - reusable_blocks > cache.stats().free:
+        return False  # not even if all of it is cached: a prompt that waits is not hashed anew at each step
     cache.claim(owner, hasher.root(context.cache_salt))
     cached_tokens = cache.match(owner, context.tokens[:])
-    if not cache.can_reserve(owner, num_tokens + spare_blocks * cache.block_tokens):
+    if not cache.can_reserve(owner, needed_tokens):
         cache.release(owner)
         return False
     cache.reserve(owner, num_tokens)
