@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from pronghorn.errors import ConfigurationError
+
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_path: str
@@ -28,8 +30,15 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report_period_s: float = 0.25
     stall_timeout_s: float = 60.0
     """An engine with work that reports nothing for this long counts as stuck."""
+    tensor_parallel: int = 1
+    """Devices that share each layer. Other than 1 is refused, as are the two below: none of them is built."""
+    lora: str | None = None
+    """A folder of adapters."""
+    speculative: str | None = None
+    """A folder of a draft model."""
 
     def __post_init__(self) -> None:
+        self._refuse_what_is_not_built()
         for name in ("num_blocks", "threads", "block_tokens", "max_batch_size", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
@@ -41,3 +50,16 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("report_period_s", "stall_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+
+    def _refuse_what_is_not_built(self) -> None:
+        """Raises ConfigurationError that names the feature and the field: nothing that was asked for is left out."""
+        for field, feature, neutral in (
+            ("tensor_parallel", "tensor parallelism", 1),
+            ("lora", "LoRA", None),
+            ("speculative", "speculative decoding", None),
+        ):
+            value = getattr(self, field)
+            if value != neutral:
+                raise ConfigurationError(
+                    f"{feature} is not supported: {field} is {value!r} and must be left at {neutral!r}", param=field
+                )

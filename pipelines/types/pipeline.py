@@ -23,6 +23,8 @@ class PipelineOutput(Protocol):
 InputsT = TypeVar("InputsT", bound=PipelineInputs, default=Any)
 OutputT = TypeVar("OutputT", bound=PipelineOutput, default=Any)
 
+PipelineOutputsDict = dict[RequestID, OutputT]
+
 
 class Pipeline(ABC, Generic[InputsT, OutputT]):
     @property
@@ -31,7 +33,7 @@ class Pipeline(ABC, Generic[InputsT, OutputT]):
         """The most sequences of one `execute`."""
 
     @abstractmethod
-    def execute(self, inputs: InputsT) -> dict[RequestID, OutputT]:
+    def execute(self, inputs: InputsT) -> PipelineOutputsDict[OutputT]:
         """Compute one step. May return fewer ids than went in: a prompt that is not complete yet gives nothing."""
 
     @abstractmethod

@@ -5,12 +5,15 @@ it validates and draws nothing at random.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal
 
+from pipelines.types.context import BaseContext as BaseContext
 from pipelines.types.eos import EOSTracker
+from pipelines.types.grammar_state import GrammarState
 from pipelines.types.invalid_value import InvalidValue
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.sampling import SamplingParams
+from pipelines.types.speculation import SpeculativeDecodingState
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_output import TextGenerationOutput
 from pipelines.types.token_buffer import TokenBuffer
@@ -19,16 +22,6 @@ from pronghorn.ids import RequestID
 
 FUTURE_TOKEN = -999
 """Stands for a token that the device is still computing; never leaves the engine."""
-
-
-class BaseContext(Protocol):
-    @property
-    def request_id(self) -> RequestID: ...
-
-    status: GenerationStatus
-
-    @property
-    def is_done(self) -> bool: ...
 
 
 @dataclass(kw_only=True)
@@ -49,6 +42,8 @@ class TextContext:
     json_schema: str | None = None
     """JSON text."""
     grammar: str | None = None
+    """Beats `json_schema`."""
+    grammar_state: GrammarState | None = None
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     model_name: str = ""
     status: GenerationStatus = GenerationStatus.ACTIVE
@@ -68,6 +63,14 @@ class TextContext:
     """By position of the sampled token, until it is streamed."""
     _is_initial_prompt: bool = True
     _is_padding_ctx: bool = False
+    _draft_offset: int = 0
+    """Tokens by which the draft's KV is ahead of, or behind, the model's."""
+    _spec_decoding_state: SpeculativeDecodingState | None = None
+    _cache_metrics_emitted: bool = False
+    """The cached prefix was counted already: a preempted request is not counted twice."""
+    _concrete: Literal["TextContext"] = "TextContext"
+    """Crosses with the fields, so that a context of a richer class is refused rather than decoded as a plain one,
+    with its own fields gone."""
 
     def __post_init__(self) -> None:
         self.original_prompt_length = self.original_prompt_length or self.tokens.prompt_length
@@ -134,6 +137,11 @@ class TextContext:
         return self.tokens[-2 if self._awaits_token else -1]
 
     @property
+    def pending_future_count(self) -> int:
+        """Placeholders at the end, 0 or 1; a block that holds one is not to be hashed."""
+        return int(self._awaits_token)
+
+    @property
     def _awaits_token(self) -> bool:
         return self.tokens[-1] == FUTURE_TOKEN
 
@@ -152,7 +160,7 @@ class TextContext:
     def to_generation_output(self) -> TextGenerationOutput:
         """What was generated since the last call, possibly nothing. Raises InternalError for a token outside the
         vocabulary: it must not reach a client as text."""
-        held_back = int(self._awaits_token)
+        held_back = self.pending_future_count
         taken: list[int] = []
         first = len(self.tokens) - held_back
         if self.tokens.num_outstanding_generated_tokens > held_back:
@@ -174,10 +182,12 @@ class TextContext:
     def reset(self) -> None:
         """Preempted: all that is known is computed anew, as one prompt. Take what waits to be streamed before.
 
-        A placeholder goes; the request's own prompt length, its bounds and its status stay.
+        A placeholder and drafts go; the request's own prompt length, its bounds and its status stay.
         """
-        self.tokens.reset_as_new_prompt(int(self._awaits_token))
+        self.tokens.reset_as_new_prompt(self.pending_future_count)
         self._is_initial_prompt = True
+        self._spec_decoding_state = None
+        self._draft_offset = 0
 
 
 def _check_endpoint(endpoint: str) -> None:

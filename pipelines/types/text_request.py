@@ -12,6 +12,7 @@ from typing import Any, Literal, NotRequired, Protocol, TypedDict, cast, runtime
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from pipelines.types.invalid_value import InvalidValue
+from pipelines.types.process_local import ProcessLocal
 from pipelines.types.sampling import SamplingParams
 from pronghorn.ids import RequestID as RequestID
 
@@ -110,11 +111,14 @@ class TextGenerationRequestMessage(BaseModel):
 
     @cached_property
     def number_of_images(self) -> int:
-        return sum(isinstance(part, ImageContentPart) for part in self.content)
+        return self._count(ImageContentPart)
 
     @cached_property
     def number_of_videos(self) -> int:
-        return sum(isinstance(part, VideoContentPart) for part in self.content)
+        return self._count(VideoContentPart)
+
+    def _count(self, kind: type[MessageContent]) -> int:
+        return 0 if isinstance(self.content, str) else sum(isinstance(part, kind) for part in self.content)
 
     def flatten_content(self) -> dict[str, Any]:
         """The turn as a text model's template takes it, parts joined by a newline. ValueError where one is not text."""
@@ -164,12 +168,19 @@ class TextGenerationResponseFormat:
     def constrains(self) -> bool:
         return self.json_schema is not None or self.grammar is not None
 
+    @property
+    def constraint(self) -> str | dict[str, Any] | None:
+        """What is enforced, if anything. Where there are both, `type` says whether the grammar counts."""
+        if self.grammar is not None and (self.type == "grammar" or self.json_schema is None):
+            return self.grammar
+        return self.json_schema
+
 
 # --- the request -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class TextGenerationRequest:
+class TextGenerationRequest(ProcessLocal):
     request_id: RequestID
     model_name: str
     """Also names a LoRA."""

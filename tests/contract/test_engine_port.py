@@ -150,6 +150,7 @@ async def test_a_fault_ends_the_engine_with_its_reason_after_the_last_reports(ne
     assert str(await next_error(engine)) == str(error), "it says so as often as it is asked"
 
 
+@pytest.mark.conformance(46)
 async def test_an_engine_with_work_that_reports_nothing_is_stuck(new_engine: NewEngine) -> None:
     engine = new_engine(model_path="canary:?step_s=2.5", stall_timeout_s=0.4)
     await engine.start()

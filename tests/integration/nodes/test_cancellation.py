@@ -36,6 +36,7 @@ def ended_early(*nodes: DecodeNode) -> int:
 goings = pytest.mark.parametrize("go", [abort, die, close])
 
 
+@pytest.mark.conformance(45)
 @goings
 async def test_while_it_waits_for_blocks(rig: Rig, go: Going) -> None:
     prefill, engine = await rig.prefill()
@@ -55,6 +56,7 @@ async def test_while_it_waits_for_blocks(rig: Rig, go: Going) -> None:
     assert ended_early(decode) == 1 and prefill.counters.value("hand_over_ended", "committed") == 1
 
 
+@pytest.mark.conformance(45)
 @goings
 async def test_while_its_prompt_is_computed_there(rig: Rig, go: Going) -> None:
     prefill, engine = await rig.prefill()
@@ -71,6 +73,7 @@ async def test_while_its_prompt_is_computed_there(rig: Rig, go: Going) -> None:
     assert prefill.counters.value("hand_over_ended", "computing") == 1
 
 
+@pytest.mark.conformance(45, 70)
 @goings
 async def test_while_it_is_decoded(rig: Rig, go: Going) -> None:
     prefill, _ = await rig.prefill()
@@ -105,6 +108,7 @@ async def test_an_orchestrator_cannot_abort_what_another_asked_for(rig: Rig) -> 
     assert await one.result(fence) == continuation(TOKENS, 30)
 
 
+@pytest.mark.conformance(46)
 @pytest.mark.parametrize("with_prefill", [True, False])
 async def test_a_deadline_ends_an_attempt_whatever_holds_it_up(rig: Rig, with_prefill: bool) -> None:
     prefill, prefill_engine = await rig.prefill()

@@ -81,6 +81,7 @@ async def test_nobody_answers_at_the_address(rig: Rig) -> None:
     await at_rest(decode)
 
 
+@pytest.mark.conformance(45, 46)
 @phases
 async def test_a_prefill_node_that_dies_in_any_phase_costs_no_token(rig: Rig, kind: type) -> None:
     prefill, _ = await rig.prefill()
@@ -92,6 +93,7 @@ async def test_a_prefill_node_that_dies_in_any_phase_costs_no_token(rig: Rig, ki
     await at_rest(prefill, decode)
 
 
+@pytest.mark.conformance(46)
 @phases
 async def test_the_next_prefill_node_takes_over_from_one_that_died(rig: Rig, kind: type) -> None:
     first, _ = await rig.prefill("prefill-1")
@@ -119,6 +121,7 @@ async def test_a_prefill_server_that_is_stopped_while_it_computes(rig: Rig) -> N
     await at_rest(prefill, decode)
 
 
+@pytest.mark.conformance(42)
 async def test_a_flipped_bit_is_refused_counted_and_recomputed(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     prefill, _ = await rig.prefill()
     decode, engine = await rig.decode()
@@ -181,6 +184,7 @@ async def test_another_life_of_the_prefill_node_refuses_by_name(rig: Rig) -> Non
     await at_rest(prefill, decode)
 
 
+@pytest.mark.conformance(42)
 async def test_another_layout_is_refused_by_name_and_computed_here(rig: Rig) -> None:
     prefill, _ = await rig.prefill(block_tokens=8)
     decode, _ = await rig.decode()

@@ -7,6 +7,7 @@ from tests.fakes.canary_pipeline import continuation
 from tests.integration.nodes.rig import BLOCK_TOKENS, Rig, at_rest, prompt, target
 
 
+@pytest.mark.conformance(43, 45)
 async def test_a_prompt_is_prefilled_there_and_decoded_here(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
     decode, decode_engine = await rig.decode()
@@ -20,6 +21,7 @@ async def test_a_prompt_is_prefilled_there_and_decoded_here(rig: Rig) -> None:
     await at_rest(prefill, decode)
 
 
+@pytest.mark.conformance(43)
 @pytest.mark.parametrize("cached_blocks", range(4))
 @pytest.mark.parametrize("more_tokens", [0, 1, BLOCK_TOKENS - 1])
 async def test_only_blocks_that_decode_lacks_are_sent(rig: Rig, cached_blocks: int, more_tokens: int) -> None:
@@ -69,6 +71,7 @@ async def test_many_at_once_share_frames_and_none_gets_anothers_tokens(rig: Rig)
     await at_rest(prefill, decode)
 
 
+@pytest.mark.conformance(47)
 async def test_the_first_token_does_not_wait_for_the_adoption(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
     decode, decode_engine = await rig.decode()

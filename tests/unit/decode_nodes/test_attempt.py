@@ -65,6 +65,7 @@ def test_only_positions_behind_the_cached_blocks_are_pulled() -> None:
     assert attempt.state is AttemptState.PULLING
 
 
+@pytest.mark.conformance(47)
 def test_the_first_token_leaves_at_once_and_is_adopted_at_the_commit() -> None:
     attempt = pulling(P1)
     assert attempt.on_first_token(FirstToken(42)) == [Say(Delta(FENCE, [42], num_cached_tokens=4))]
@@ -72,6 +73,7 @@ def test_the_first_token_leaves_at_once_and_is_adopted_at_the_commit() -> None:
     assert attempt.state is AttemptState.RUNNING
 
 
+@pytest.mark.conformance(46)
 def test_a_failed_pull_goes_to_the_next_target_and_then_home() -> None:
     attempt = pulling(P1, P2)
     assert attempt.on_pull_end(LOST) == [StartPull(P2, {1: 5, 2: 3})]
@@ -99,6 +101,7 @@ def test_only_these_ends_in_the_last_targets_error() -> None:
     assert attempt.state is AttemptState.ENDED
 
 
+@pytest.mark.conformance(48)
 def test_blocks_are_not_given_back_before_the_pull_has_ended() -> None:
     attempt = pulling(P1)
     error = DeadlineExceeded("too late")
@@ -123,6 +126,7 @@ def test_an_abort_before_the_reservation_releases_and_ignores_the_reservation_th
     assert attempt.on_reserved(Reserved(FENCE, [1, 2], 0)) == []
 
 
+@pytest.mark.conformance(45)
 def test_an_engine_failure_is_the_last_word_and_releases() -> None:
     attempt = new_attempt()
     attempt.begin(30.0)

@@ -86,6 +86,7 @@ async def test_the_welcome_comes_first() -> None:
     assert isinstance(await refusal(say(Progress())), HandshakeRefused)
 
 
+@pytest.mark.conformance(45)
 async def test_a_refusal_is_the_error_that_the_prefill_node_gave() -> None:
     refused = say(Refusal(Overloaded("full", retry_after_s=2.0).record()))
     for frames in ([refused], [welcome(), refused]):
@@ -93,6 +94,7 @@ async def test_a_refusal_is_the_error_that_the_prefill_node_gave() -> None:
         assert isinstance(error, Overloaded) and error.retry_after_s == 2.0
 
 
+@pytest.mark.conformance(42)
 @pytest.mark.parametrize(
     ("field", "value"),
     [("incarnation", "0" * 32), ("model", "other"), ("layout", {"dtype": "bfloat16"}), ("seed_digest", "other")],

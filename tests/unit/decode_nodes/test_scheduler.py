@@ -81,6 +81,7 @@ def test_a_pulled_prompt_goes_on_behind_the_delivered_token_and_does_not_repeat_
     assert at_rest(engine)
 
 
+@pytest.mark.conformance(43)
 @pytest.mark.parametrize("length", [3, 4, 5, 8, 9])
 def test_reserved_names_the_prompts_own_blocks_and_no_block_beyond(length: int) -> None:
     engine = play()
@@ -88,6 +89,7 @@ def test_reserved_names_the_prompts_own_blocks_and_no_block_beyond(length: int) 
     assert len(engine.only(Reserved).block_ids) == -(-length // 4)
 
 
+@pytest.mark.conformance(43)
 def test_what_is_cached_here_is_not_pulled_and_is_reported_with_the_first_delta() -> None:
     engine, prompt = play(), prompt_of(12)
     admit(engine, "warm", canary_context(prompt, 2), here=True)
@@ -215,6 +217,7 @@ def test_slots_are_bounded_by_the_batch_size_and_pulled_sequences_take_one() -> 
     assert engine.send(Release(fences[0]))[0].fence == fences[2]
 
 
+@pytest.mark.conformance(46)
 def test_the_deadline_ends_those_that_wait_and_those_that_run() -> None:
     engine = play(num_blocks=8)
     running = admit(engine, "running", canary_context(prompt_of(20), 50), here=True, budget_s=5.0)
@@ -228,6 +231,7 @@ def test_the_deadline_ends_those_that_wait_and_those_that_run() -> None:
     assert at_rest(engine)
 
 
+@pytest.mark.conformance(48)
 def test_blocks_under_a_pull_outlive_the_deadline_until_the_shell_lets_go() -> None:
     engine = play(num_blocks=4)
     pulled = admit(engine, "pulled", canary_context(prompt_of(12)), budget_s=1.0)
@@ -242,6 +246,7 @@ def test_blocks_under_a_pull_outlive_the_deadline_until_the_shell_lets_go() -> N
 # --- continuous batching ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(50)
 def test_a_long_local_prompt_does_not_stall_running_streams() -> None:
     engine = play()
     stream = admit(engine, "stream", canary_context(prompt_of(3), 40), here=True)
@@ -257,6 +262,7 @@ def test_a_long_local_prompt_does_not_stall_running_streams() -> None:
     assert engine.tokens_of(fence("long")) == continuation(prompt_of(90, 100), 2)
 
 
+@pytest.mark.conformance(50)
 def test_several_prompts_and_streams_share_a_step_within_the_budget() -> None:
     engine = play()
     for i in range(5):
@@ -280,6 +286,7 @@ def test_generated_tokens_are_cached_for_the_next_turn() -> None:
     assert isinstance(last, TokenDelta) and last.num_cached_tokens == 12
 
 
+@pytest.mark.conformance(33)
 def test_salts_do_not_share_and_caching_can_be_off() -> None:
     engine, prompt = play(), prompt_of(12)
     admit(engine, "a", canary_context(prompt, 1, salt="tenant-a"), here=True)
@@ -305,6 +312,7 @@ def test_a_reset_cache_is_forgotten() -> None:
 # --- preemption ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(51)
 @pytest.mark.parametrize("caching", [True, False])
 def test_when_blocks_run_out_the_newest_starts_over_and_no_token_is_lost_or_repeated(caching: bool) -> None:
     engine = play(num_blocks=12, enable_prefix_caching=caching)
@@ -318,6 +326,7 @@ def test_when_blocks_run_out_the_newest_starts_over_and_no_token_is_lost_or_repe
     assert at_rest(engine)
 
 
+@pytest.mark.conformance(51)
 def test_the_oldest_is_never_preempted() -> None:
     engine = play(num_blocks=12)
     oldest = admit(engine, "oldest", canary_context(prompt_of(7), 30), here=True)
@@ -330,6 +339,7 @@ def test_the_oldest_is_never_preempted() -> None:
         engine.step()
 
 
+@pytest.mark.conformance(48)
 def test_blocks_under_a_pull_are_never_taken() -> None:
     engine = play(num_blocks=8)
     grower = admit(engine, "grower", canary_context(prompt_of(7), 20), here=True)

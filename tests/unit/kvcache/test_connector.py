@@ -30,6 +30,7 @@ UNUSABLE = [
 ]
 
 
+@pytest.mark.conformance(38)
 @pytest.mark.parametrize(("metadata", "outcome"), UNUSABLE)
 def test_an_unusable_hint_says_why_and_raises_nothing(metadata, outcome):
     assert read_hint(metadata, {"decode-1"}) == (outcome, None)
@@ -47,6 +48,7 @@ def test_the_shape_alone_can_be_asked_for():
     assert parse_hint({"version": 3}) is None
 
 
+@pytest.mark.conformance(38)
 @pytest.mark.parametrize(("metadata", "outcome"), [*UNUSABLE, (GOOD, "no_connector")])
 def test_the_null_connector_finds_nothing_and_counts_each_hint(metadata, outcome):
     counters = Counters()

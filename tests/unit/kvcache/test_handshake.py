@@ -23,6 +23,7 @@ def test_nodes_that_agree_may_speak():
     check_peer(OURS, THEIRS, expect_incarnation="bb")
 
 
+@pytest.mark.conformance(42)
 @pytest.mark.parametrize(
     ("theirs", "field", "values"),
     [
@@ -52,6 +53,7 @@ def test_another_life_behind_the_same_address_is_refused():
         check_peer(OURS, THEIRS, expect_incarnation="cc")
 
 
+@pytest.mark.conformance(42)
 def test_layout_and_seed_matter_only_between_peers_that_exchange_blocks():
     orchestrator = Identity("orchestrator", "orchestrator-1", "dd", "smol")
     check_peer(orchestrator, THEIRS, compare_layout=False)

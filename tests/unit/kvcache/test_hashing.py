@@ -52,6 +52,7 @@ def test_digests_of_a_known_prompt_never_change():
     assert [digest.hex() for digest in fast.chain(packed(TOKENS), fast.root(None))] == GOLDEN_AHASH64
 
 
+@pytest.mark.conformance(31, 32)
 def test_sha256_chain_is_the_local_digest_then_the_parent():
     got = hasher().chain(packed(TOKENS), hasher().root(None))
     assert got == sha_chain(domain(), [TOKENS[:4], TOKENS[4:8]])
@@ -63,11 +64,13 @@ def test_root_without_salt_is_the_tagged_domain_and_an_empty_salt_is_none():
     assert hasher(lora="sql").root(None) == domain(b"sql")
 
 
+@pytest.mark.conformance(33)
 def test_salt_is_xored_into_the_root():
     salt = hashlib.sha256("tenant é".encode()).digest()
     assert hasher().root("tenant é") == bytes(a ^ b for a, b in zip(domain(), salt, strict=True))
 
 
+@pytest.mark.conformance(31)
 @pytest.mark.parametrize("algo", ["sha256", "sha256_64", "ahash64"])
 def test_a_chain_continued_block_by_block_is_the_chain_at_once(algo):
     chain = hasher(algo)
@@ -76,6 +79,7 @@ def test_a_chain_continued_block_by_block_is_the_chain_at_once(algo):
     assert first + chain.chain(packed(TOKENS[4:]), first[-1]) == whole
 
 
+@pytest.mark.conformance(32)
 def test_ahash64_is_xxh3_of_the_block_and_its_parent():
     chain = hasher("ahash64")
     one = xxhash.xxh3_64_digest(packed(TOKENS[:4]) + domain()[:8])
@@ -83,6 +87,7 @@ def test_ahash64_is_xxh3_of_the_block_and_its_parent():
     assert chain.chain(packed(TOKENS), chain.root(None)) == [one, two]
 
 
+@pytest.mark.conformance(32)
 def test_sha256_64_keeps_full_digests_inside_and_lets_eight_bytes_out():
     full = hasher("sha256").chain(packed(TOKENS), domain())
     inside = hasher("sha256_64").chain(packed(TOKENS), domain())
@@ -91,6 +96,7 @@ def test_sha256_64_keeps_full_digests_inside_and_lets_eight_bytes_out():
     assert hasher("sha256").short(full[0]) == full[0]
 
 
+@pytest.mark.conformance(34)
 def test_ahash64_drops_the_salt_with_one_warning(caplog):
     chain = hasher("ahash64")
     with caplog.at_level(logging.WARNING):
@@ -124,6 +130,7 @@ def test_salt_and_lora_of_the_same_text_differ():
     assert hasher(lora="x").root(None) != hasher().root("x")
 
 
+@pytest.mark.conformance(37)
 def test_all_64_bits_of_an_image_enter_its_block():
     chain = hasher()
     image = 0x1122334455667788
@@ -134,6 +141,7 @@ def test_all_64_bits_of_an_image_enter_its_block():
     assert got != chain.chain(packed(TOKENS), domain(), {6: image})
 
 
+@pytest.mark.conformance(32)
 def test_seed_text_is_64_hex_digits():
     assert parse_seed(SEED.hex()) == SEED
     for wrong in ("", "ab", "zz" * 32, SEED.hex() + "00", " " + SEED.hex()[1:]):
@@ -146,6 +154,7 @@ def test_seed_digest_tells_seeds_apart_and_is_not_the_seed():
     assert seed_digest(SEED) not in (SEED.hex(), hashlib.sha256(SEED).hexdigest())
 
 
+@pytest.mark.conformance(32)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

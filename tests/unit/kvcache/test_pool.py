@@ -18,6 +18,7 @@ def test_a_new_pool_is_all_free_and_nothing_cached(pool):
     assert pool.free_order() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.conformance(30)
 def test_released_blocks_with_a_hash_go_to_the_back_tail_first(pool):
     table = pool.take(3)
     for block_id, block_hash in zip(table, [A, B, C], strict=True):
@@ -34,6 +35,7 @@ def test_released_blocks_without_a_hash_are_taken_next(pool):
     assert pool.free_order() == [1, 2, 3, 4, 5, 0]
 
 
+@pytest.mark.conformance(30)
 def test_a_free_block_can_be_found_until_it_is_taken(pool):
     table = pool.take(1)
     pool.publish(table[0], A)
@@ -56,6 +58,7 @@ def test_holding_a_free_block_takes_it_out_of_the_queue(pool):
     assert pool.holders(0) == 1 and pool.stats().held == 1
 
 
+@pytest.mark.conformance(30)
 def test_duplicates_are_kept_and_a_held_copy_is_found_first(pool):
     one, two = pool.take(1), pool.take(1)
     pool.publish(one[0], A)

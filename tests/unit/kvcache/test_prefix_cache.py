@@ -38,6 +38,7 @@ def test_a_finished_prompt_is_reused_by_full_blocks(cache):
     assert cache.cached_blocks("b") == 2
 
 
+@pytest.mark.conformance(31)
 @pytest.mark.parametrize(("length", "reusable"), [(1, 0), (3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
 def test_the_last_token_is_never_reusable(cache, length, reusable):
     run(cache, "a", tokens(length))
@@ -51,11 +52,13 @@ def test_a_prompt_that_diverges_shares_what_comes_before(cache):
     assert run(cache, "b", other) == 4
 
 
+@pytest.mark.conformance(33)
 def test_different_roots_share_nothing(cache):
     run(cache, "a", tokens(9))
     assert run(cache, "b", tokens(9), HASHER.root("tenant")) == 0
 
 
+@pytest.mark.conformance(30)
 def test_released_blocks_stay_cached_until_they_are_needed(cache):
     run(cache, "a", tokens(9))
     cache.release("a")
@@ -167,6 +170,7 @@ def test_reset_forgets_what_nobody_holds(cache):
     assert run(cache, "c", tokens(13)) == 8
 
 
+@pytest.mark.conformance(30)
 def test_owners_are_claimed_once_and_known_until_released(cache):
     cache.claim("a", ROOT)
     assert list(cache.owners) == ["a"]

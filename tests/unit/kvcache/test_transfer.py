@@ -41,6 +41,7 @@ def refused(code):
     return pytest.raises(TransferFailed, check=lambda error: error.code == code)
 
 
+@pytest.mark.conformance(42)
 @pytest.mark.parametrize(("target", "frames"), [(1 << 20, 1), (250, 2), (100, 4), (99, 8), (30, 16)])
 def test_blocks_share_frames_or_are_split_and_arrive_whole(target, frames):
     positions = [4, 1, 9, 2]
@@ -95,6 +96,7 @@ def test_a_frame_of_another_length_than_it_says_is_refused(change):
         decode(change(sent_frames([1])[0]))
 
 
+@pytest.mark.conformance(42)
 def test_a_flipped_bit_is_a_wrong_digest():
     frame = bytearray(sent_frames([1])[0])
     frame[-1] ^= 1
@@ -136,6 +138,7 @@ def test_pieces_of_two_versions_of_a_block_are_refused():
         into.accept(decode(changed[1]))
 
 
+@pytest.mark.conformance(42)
 def test_a_commit_before_the_last_block_is_refused():
     frames = sent_frames([1, 2], 100)
     into = receiver([1, 2])

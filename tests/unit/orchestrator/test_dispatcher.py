@@ -101,6 +101,7 @@ async def test_a_named_endpoint_is_carried_to_the_node_as_the_only_one(cluster: 
     assert submit.only_these
 
 
+@pytest.mark.conformance(44)
 async def test_an_endpoint_that_does_not_exist_is_decided_before_anything_is_sent(cluster: Cluster) -> None:
     node = await cluster.join("decode-1")
     with pytest.raises(EndpointNotFound):
@@ -109,6 +110,7 @@ async def test_an_endpoint_that_does_not_exist_is_decided_before_anything_is_sen
     at_rest(cluster)
 
 
+@pytest.mark.conformance(38)
 @pytest.mark.parametrize(
     ("hint", "reason"),
     [
@@ -370,6 +372,7 @@ async def test_a_client_that_leaves_between_tokens_frees_the_node_at_once(cluste
     at_rest(cluster)
 
 
+@pytest.mark.conformance(70)
 async def test_the_api_that_stops_early_aborts_the_node_and_finishes(cluster: Cluster) -> None:
     node = await cluster.join("decode-1")
     node.answer = None
@@ -395,6 +398,7 @@ async def test_the_api_that_stops_early_aborts_the_node_and_finishes(cluster: Cl
 # --- overload and drain ---
 
 
+@pytest.mark.conformance(61)
 async def test_a_full_queue_is_overloaded_and_the_first_in_is_the_first_out(client: Owner) -> None:
     async with running(max_in_flight=1, max_queue=1) as cluster:
         node = await cluster.join("decode-1")
@@ -469,6 +473,7 @@ async def test_a_drain_whose_grace_is_over_fails_what_is_left(client: Owner) -> 
         at_rest(cluster)
 
 
+@pytest.mark.conformance(68)
 async def test_resetting_the_prefix_cache_reaches_every_node(cluster: Cluster) -> None:
     nodes = [await cluster.join("decode-1"), await cluster.join("prefill-1")]
     await cluster.replica.reset_prefix_cache()

@@ -76,6 +76,7 @@ def test_a_node_of_another_model_is_never_chosen(router: LeastLoadedRouter) -> N
         router.choose(replace(FACTS, model="other"), [view("decode-1")])
 
 
+@pytest.mark.conformance(44)
 @pytest.mark.parametrize("endpoint", ["prefill-2", "tcp://10.0.0.2:70"])
 def test_a_named_endpoint_is_obeyed_exactly(router: LeastLoadedRouter, endpoint: str) -> None:
     nodes = [view("decode-1"), view("prefill-1"), view("prefill-2", in_flight=9)]

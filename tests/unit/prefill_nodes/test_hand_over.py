@@ -26,6 +26,7 @@ def test_finished_chunks_leave_while_the_rest_is_computed() -> None:
     assert hand_over.state is HandOverState.COMPUTING
 
 
+@pytest.mark.conformance(47)
 def test_the_first_token_overtakes_blocks_that_wait() -> None:
     hand_over = HandOver([0, 1])
     hand_over.on_chunk(chunk((0, 10)))

@@ -81,6 +81,7 @@ def test_each_chunks_blocks_are_reported_when_they_are_complete_and_stay_until_r
     assert at_rest(engine)
 
 
+@pytest.mark.conformance(47)
 def test_the_first_token_leaves_before_the_last_blocks_of_the_same_step() -> None:
     engine = play()
     prefill(engine, "one", canary_context(prompt_of(14)))
@@ -135,6 +136,7 @@ def test_log_probabilities_travel_with_the_first_token() -> None:
 # --- batching and room -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(50)
 def test_short_prompts_share_a_step_and_a_long_one_fills_the_rest() -> None:
     engine = play()
     for name, prompt in (("a", prompt_of(5)), ("b", prompt_of(6, 50)), ("c", prompt_of(40, 100))):
@@ -212,6 +214,7 @@ def test_before_any_block_is_reported_a_failure_frees_at_once() -> None:
     assert at_rest(engine)
 
 
+@pytest.mark.conformance(45)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_release_frees_at_once_in_any_state(steps: int) -> None:
     engine = play()

@@ -24,6 +24,7 @@ async def client_of(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+@pytest.mark.conformance(58)
 async def test_chat_whole_and_streamed_give_the_same_text() -> None:
     async with client_of(Served(spoken("héllo 😀"))) as client:
         whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
@@ -45,6 +46,7 @@ async def test_the_clients_own_accumulator_understands_the_stream() -> None:
     assert final.choices[0].message.content == "hello"
 
 
+@pytest.mark.conformance(58)
 async def test_completions_whole_and_streamed() -> None:
     script = spoken("abc", status=GenerationStatus.MAXIMUM_LENGTH)
     async with client_of(Served(script)) as client:

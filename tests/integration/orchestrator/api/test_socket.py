@@ -19,6 +19,7 @@ def post(body: bytes, headers: str = "") -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+@pytest.mark.conformance(70)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_closed_socket_cancels_the_work_at_once(stream: bool) -> None:
     served = Served([Tokens(b"h"), Stall()] if stream else [Stall()])
@@ -45,6 +46,7 @@ async def test_a_reset_socket_cancels_the_work() -> None:
         await asyncio.wait_for(served.generator.runs[0].closed.wait(), 10)
 
 
+@pytest.mark.conformance(61)
 async def test_a_chunked_body_without_end_is_refused_before_it_ends() -> None:
     served = Served(max_request_bytes=1000)
     async with served_on_loopback(served.app) as port:

@@ -7,6 +7,7 @@ from tests.fakes.api_client import Served, error_of
 POST = ("POST", "/v1/chat/completions")
 
 
+@pytest.mark.conformance(61)
 @pytest.mark.parametrize(
     "raw",
     [b"", b"  ", b"{", b"[1]", b'"text"', b"null", b'{"temperature": NaN}', b"\xff\xfe", b'"\\ud800"', b"[" * 100_000],
@@ -16,6 +17,7 @@ async def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.conformance(15)
 @pytest.mark.parametrize(
     ("field", "bound"),
     [
@@ -118,6 +120,7 @@ async def test_the_content_type_does_not_matter(headers) -> None:
     assert (await Served().request(*POST, content=raw, headers=headers)).status_code == 200
 
 
+@pytest.mark.conformance(61)
 async def test_a_body_that_announces_too_much_is_refused() -> None:
     served = Served(max_request_bytes=100)
     response = await served.request(*POST, content=b" " * 101)

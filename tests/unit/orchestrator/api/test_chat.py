@@ -12,6 +12,7 @@ def text_of(events: list[dict]) -> str:
     return "".join(c["delta"].get("content", "") for e in events if e != "[DONE]" for c in e["choices"])
 
 
+@pytest.mark.conformance(58)
 async def test_a_whole_answer_has_text_reason_and_usage() -> None:
     served = Served([Tokens(b"hel", cached=16), Tokens([*b"lo", END], GenerationStatus.END_OF_SEQUENCE)])
     body = (await served.chat()).json()
@@ -41,12 +42,14 @@ async def test_the_prompt_is_the_template_over_the_messages() -> None:
     assert tokens == [*b"[system]be kind", END, *b"[user]a\nb", END, *b"[assistant]"]
 
 
+@pytest.mark.conformance(57)
 async def test_prompt_tokens_win_over_messages() -> None:
     served = Served()
     assert (await served.chat(prompt_tokens=[1, 2, 3])).status_code == 200
     assert served.generator.job.context.tokens.prompt.tolist() == [1, 2, 3]
 
 
+@pytest.mark.conformance(58, 62)
 async def test_a_stream_ends_in_one_done_and_joins_to_the_whole_text() -> None:
     served = Served(spoken("héllo €", end=[END]))
     response = await served.chat(stream=True)
@@ -61,6 +64,7 @@ async def test_a_stream_ends_in_one_done_and_joins_to_the_whole_text() -> None:
     assert len({e["id"] for e in events[:-1]}) == 1
 
 
+@pytest.mark.conformance(62)
 async def test_usage_comes_last_when_asked_for_and_is_null_before() -> None:
     response = await Served().chat(stream=True, stream_options={"include_usage": True})
     *chunks, usage, done = events_of(response.text)
@@ -75,6 +79,7 @@ async def test_the_limit_of_length_is_told() -> None:
     assert (await served.chat()).json()["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.conformance(24, 70)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_ends_the_text_before_it_and_the_work_on_the_node(stream: bool) -> None:
     served = Served([*(Tokens([b]) for b in b"one STOP two"), Stall()])
@@ -158,6 +163,7 @@ async def test_fields_of_openai_that_ask_for_nothing_are_accepted() -> None:
     assert (await Served().chat(**body)).status_code == 200
 
 
+@pytest.mark.conformance(61)
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
@@ -176,6 +182,7 @@ async def test_an_error_before_the_first_token_is_a_status(error, status, code, 
     assert response.headers.get("retry-after") == {429: "3", 503: "1"}.get(status)
 
 
+@pytest.mark.conformance(62)
 async def test_an_error_after_the_first_token_is_the_last_event_and_no_done() -> None:
     response = await Served([Tokens(b"h"), Fail(NodeLost("decode-1 is gone"))]).chat(stream=True)
     assert response.status_code == 200

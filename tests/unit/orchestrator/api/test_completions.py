@@ -11,6 +11,7 @@ def echo(job):
     return spoken(bytes(job.context.tokens.prompt.tolist()).decode(), status=GenerationStatus.MAXIMUM_LENGTH)
 
 
+@pytest.mark.conformance(58)
 @pytest.mark.parametrize(
     ("prompt", "texts"),
     [
@@ -36,6 +37,7 @@ async def test_every_form_of_prompt_gives_a_choice_per_prompt(prompt, texts, str
     assert served.generator.all_closed
 
 
+@pytest.mark.conformance(58)
 async def test_usage_is_the_sum_over_the_prompts() -> None:
     body = (await Served(echo).complete(prompt=["ab", "cde"])).json()
     assert body["object"] == "text_completion"

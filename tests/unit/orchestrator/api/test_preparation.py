@@ -17,6 +17,7 @@ def prepare(body: dict, headers: dict[str, str] | None = None, **changes) -> Pre
     return preparer.completion(raw, Arrival("r1", "/v1/completions", headers or {}, 100.0))
 
 
+@pytest.mark.conformance(36, 44)
 def test_headers_win_over_the_body() -> None:
     body = {"target_endpoint": "prefill-1", "timeout": 5, "cache_salt": "b"}
     headers = {"x-target-endpoint": "prefill-2", "x-request-timeout": "7.5", "x-cache-salt": "h"}
@@ -39,12 +40,14 @@ def test_a_timeout_header_of_no_use_is_refused(value: str) -> None:
     assert caught.value.param == "X-Request-Timeout"
 
 
+@pytest.mark.conformance(44)
 def test_a_target_endpoint_stays_outside_the_context() -> None:
     (job,) = prepare({"target_endpoint": "prefill-1"}).jobs
     assert job.target_endpoint == "prefill-1"
     assert job.context.target_endpoint is None
 
 
+@pytest.mark.conformance(35, 36)
 def test_a_salt_is_ignored_unless_it_is_honoured_but_always_measured() -> None:
     assert prepare({"cache_salt": "b"}, {"x-cache-salt": "h"}).jobs[0].context.cache_salt is None
     assert prepare({"cache_salt": "x" * 512}, use_client_cache_salt=True).jobs[0].context.cache_salt == "x" * 512
@@ -52,6 +55,7 @@ def test_a_salt_is_ignored_unless_it_is_honoured_but_always_measured() -> None:
         prepare({}, {"x-cache-salt": "x" * 513})
 
 
+@pytest.mark.conformance(38)
 @pytest.mark.parametrize(
     ("hint", "carried"),
     [

@@ -5,6 +5,7 @@ from pronghorn.ids import Incarnation, NodeName
 from tests.fakes.api_client import MODEL, Served, error_of
 
 
+@pytest.mark.conformance(59)
 async def test_the_served_model_is_listed_and_found() -> None:
     listed = (await Served().request("GET", "/v1/models")).json()
     card = {"id": MODEL, "object": "model", "created": 17, "owned_by": "pronghorn", "max_model_len": 200}
@@ -13,6 +14,7 @@ async def test_the_served_model_is_listed_and_found() -> None:
     assert error_of(await Served().request("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
 
 
+@pytest.mark.conformance(59)
 async def test_health_asks_nobody_and_ready_asks_the_cluster() -> None:
     served = Served()
     served.view.readiness = (False, "no decode node is registered")
@@ -24,10 +26,12 @@ async def test_health_asks_nobody_and_ready_asks_the_cluster() -> None:
     assert (await served.request("GET", "/ready")).json() == {"status": "ready", "reason": "fine"}
 
 
+@pytest.mark.conformance(59)
 async def test_the_version_is_told() -> None:
     assert (await Served().request("GET", "/version")).json() == {"version": "1.2.3"}
 
 
+@pytest.mark.conformance(68)
 async def test_the_prefix_cache_is_reset_unless_there_is_none() -> None:
     served = Served()
     assert (await served.request("POST", "/reset_prefix_cache")).status_code == 200
@@ -61,6 +65,7 @@ async def test_the_status_shows_the_cluster() -> None:
     assert (body["in_flight"], body["ready"]) == (2, True)
 
 
+@pytest.mark.conformance(61)
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/v2/models"])
 async def test_an_unknown_route_is_an_envelope(path: str) -> None:
     error = error_of(await Served().request("GET", path), 404)
@@ -74,6 +79,7 @@ async def test_a_wrong_method_is_an_envelope_that_says_the_right_one() -> None:
     assert response.headers["allow"] == "POST"
 
 
+@pytest.mark.conformance(67)
 async def test_the_clients_request_id_comes_back_and_names_nothing_inside() -> None:
     served = Served()
     response = await served.chat(headers={"X-Request-ID": "mine-1"})
@@ -81,6 +87,7 @@ async def test_the_clients_request_id_comes_back_and_names_nothing_inside() -> N
     assert str(served.generator.job.context.request_id) != "mine-1"
 
 
+@pytest.mark.conformance(67)
 @pytest.mark.parametrize("given", [None, "", "a b", "x" * 129, "<script>"])
 async def test_a_fresh_request_id_replaces_one_of_no_use(given: str | None) -> None:
     headers = {} if given is None else {"X-Request-ID": given}

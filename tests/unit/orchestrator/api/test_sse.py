@@ -13,6 +13,7 @@ from tests.fakes.scripted_generator import Stall, Tokens, spoken
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 
+@pytest.mark.conformance(62)
 async def test_no_header_leaves_before_the_first_output() -> None:
     stall = Stall()
     served = Served([stall, *spoken("h")])
@@ -24,6 +25,7 @@ async def test_no_header_leaves_before_the_first_output() -> None:
     await asyncio.wait_for(connection.call, 5)
 
 
+@pytest.mark.conformance(70)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_before_the_first_output_cancels_the_work(stream: bool) -> None:
     served = Served([Stall()])
@@ -35,6 +37,7 @@ async def test_a_client_that_leaves_before_the_first_output_cancels_the_work(str
     assert (await connection.next())["status"] == 499
 
 
+@pytest.mark.conformance(70)
 async def test_a_client_that_leaves_a_stream_cancels_the_work_and_hears_nothing_more() -> None:
     served = Served([Tokens(b"h"), Stall()])
     connection = Connection(served.app, "/v1/chat/completions", CHAT | {"stream": True})
@@ -107,6 +110,7 @@ async def test_a_connection_that_breaks_while_writing_cancels_the_work() -> None
     assert served.generator.all_closed
 
 
+@pytest.mark.conformance(62)
 @pytest.mark.parametrize("text", ['a"b\\c', "\u2028\x85\x0b\x1c", "\n\r\t", "😀€", "</script>"])
 @pytest.mark.parametrize("chunks", [ChatChunks, CompletionChunks])
 def test_every_event_is_one_line_of_ascii_json(chunks, text: str) -> None:

@@ -170,6 +170,7 @@ def test_a_chat_becomes_a_context(tokenizer: TextTokenizer) -> None:
     assert made.request_id == RequestID("r")
 
 
+@pytest.mark.conformance(23)
 def test_length(tokenizer: TextTokenizer) -> None:
     prompt = request(prompt=[5] * 10)
     assert tokenizer.new_context(prompt, 100).max_length == 100
@@ -188,11 +189,13 @@ def test_min_new_tokens_beyond_the_room_is_refused(tokenizer: TextTokenizer) -> 
         tokenizer.new_context(request(prompt=[5], sampling_params=SamplingParams(min_new_tokens=10)), 10)
 
 
+@pytest.mark.conformance(24)
 def test_stop_ids_of_a_user_replace_the_files(tokenizer: TextTokenizer) -> None:
     made = tokenizer.new_context(request(prompt="x", sampling_params=SamplingParams(stop_token_ids=[9])), 10)
     assert made.eos_tracker.eos_token_ids == {IM_END, 9}
 
 
+@pytest.mark.conformance(24)
 def test_ignore_eos_keeps_strings(tokenizer: TextTokenizer) -> None:
     params = SamplingParams(ignore_eos=True, stop=["END"], stop_token_ids=[9])
     made = tokenizer.new_context(request(prompt="x", sampling_params=params), 10)

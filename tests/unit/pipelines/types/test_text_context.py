@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from pipelines.types.eos import EOSTracker
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.sampling import SamplingParams
+from pipelines.types.speculation import SpeculativeDecodingState
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_context import TextContext
 from pipelines.types.token_buffer import TokenBuffer
@@ -20,6 +22,7 @@ def logprobs(token: int) -> LogProbabilities:
     return LogProbabilities([-0.5], [{token: -0.5}], [token])
 
 
+@pytest.mark.conformance(23)
 def test_min_new_tokens_must_fit() -> None:
     context(4, 10, sampling_params=SamplingParams(min_new_tokens=6))
     with pytest.raises(InvalidRequest, match="min_new_tokens is 7; it must be at most 6") as caught:
@@ -27,6 +30,7 @@ def test_min_new_tokens_must_fit() -> None:
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.conformance(44)
 @pytest.mark.parametrize("endpoint", ["prefill-1", "http://a:1", "tcp://host", "tcp://", "ipc://", ""])
 def test_an_endpoint_is_an_address(endpoint: str) -> None:
     with pytest.raises(InvalidRequest, match="target_endpoint"):
@@ -38,6 +42,7 @@ def test_good_endpoints(endpoint: str | None) -> None:
     assert context(target_endpoint=endpoint).target_endpoint == endpoint
 
 
+@pytest.mark.conformance(23)
 def test_update_on_a_chunk_only_goes_on() -> None:
     made = context(4)
     made.tokens.chunk(3)
@@ -47,6 +52,7 @@ def test_update_on_a_chunk_only_goes_on() -> None:
     assert made.is_initial_prompt and made.to_generation_output().tokens == []
 
 
+@pytest.mark.conformance(23)
 def test_update_appends_and_streams_once() -> None:
     made = context(4, cached_prefix_length=2, vocab_size=50)
     made.update(10, logprobs(10))
@@ -58,6 +64,7 @@ def test_update_appends_and_streams_once() -> None:
     assert again.tokens == [] and again.log_probabilities is None
 
 
+@pytest.mark.conformance(23)
 @pytest.mark.parametrize(("max_length", "tokens"), [(4, 1), (5, 1), (6, 2)])
 def test_ends_at_its_length_but_gives_one_token_at_least(max_length: int, tokens: int) -> None:
     made = context(4, max_length)
@@ -67,6 +74,7 @@ def test_ends_at_its_length_but_gives_one_token_at_least(max_length: int, tokens
     assert made.status is GenerationStatus.MAXIMUM_LENGTH
 
 
+@pytest.mark.conformance(24)
 def test_ends_at_an_eos_id_before_its_length() -> None:
     made = context(4, 5, eos_tracker=EOSTracker(eos_token_ids={7}))
     made.update(7)
@@ -74,6 +82,7 @@ def test_ends_at_an_eos_id_before_its_length() -> None:
     assert made.to_generation_output().tokens == [7]
 
 
+@pytest.mark.conformance(24)
 def test_a_sequence_ends_it_only_within_what_was_generated() -> None:
     made = context(4, eos_tracker=EOSTracker(eos_sequences=[[3, 9]]))
     made.update(9)
@@ -83,6 +92,7 @@ def test_a_sequence_ends_it_only_within_what_was_generated() -> None:
     assert made.status is GenerationStatus.END_OF_SEQUENCE
 
 
+@pytest.mark.conformance(23, 24)
 def test_preemption_changes_nothing_that_sampling_sees() -> None:
     made = context(
         4, 8, eos_tracker=EOSTracker(eos_sequences=[[10, 11]]), sampling_params=SamplingParams(min_new_tokens=3)
@@ -102,11 +112,11 @@ def test_a_placeholder_is_held_back_until_it_is_known() -> None:
     made.update(10)
     made.update_with_future_token()
     assert made.to_generation_output().tokens == [10]
-    assert made.last_realized_token == 10
+    assert made.last_realized_token == 10 and made.pending_future_count == 1
     with pytest.raises(ValueError, match="still waits"):
         made.update_with_future_token()
     made.realize_future_token(12, logprobs(12))
-    assert made.is_done and made.last_realized_token == 12
+    assert made.is_done and made.last_realized_token == 12 and made.pending_future_count == 0
     assert made.to_generation_output().tokens == [12]
     with pytest.raises(ValueError, match="waits for no token"):
         made.realize_future_token(13)
@@ -120,6 +130,7 @@ def test_a_reset_drops_the_placeholder() -> None:
     assert made.tokens.all.tolist() == [0, 1, 2, 3, 10]
 
 
+@pytest.mark.conformance(23)
 @pytest.mark.parametrize("token", [-1, 50])
 def test_a_token_outside_the_vocabulary_is_not_given_out(token: int) -> None:
     made = context(4, vocab_size=50)
@@ -128,7 +139,50 @@ def test_a_token_outside_the_vocabulary_is_not_given_out(token: int) -> None:
         made.to_generation_output()
 
 
+@pytest.mark.conformance(24)
 def test_ignore_eos_keeps_strings_only() -> None:
     tracker = EOSTracker.build([1], [[2, 3]], ["x"], ignore_eos=True)
     assert tracker == EOSTracker(eos_stop_strings=["x"])
     assert EOSTracker.build([1], [[2, 3], []], ["x"], ignore_eos=False).eos_sequences == [[2, 3]]
+
+
+@pytest.mark.conformance(23)
+def test_every_default() -> None:
+    made = context(4)
+    values = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+    for name in ("max_length", "tokens", "request_id", "eos_tracker", "sampling_params"):
+        del values[name]
+    assert values == {
+        "original_prompt_length": 4,
+        "vocab_size": None,
+        "log_probabilities": 0,
+        "log_probabilities_echo": False,
+        "ignore_eos": False,
+        "json_schema": None,
+        "grammar": None,
+        "grammar_state": None,
+        "model_name": "",
+        "status": GenerationStatus.ACTIVE,
+        "target_endpoint": None,
+        "external_block_metadata": None,
+        "cache_salt": None,
+        "cached_prefix_length": None,
+        "cached_prefix_external_length": 0,
+        "in_reasoning_phase": False,
+        "trace_carrier": None,
+        "_log_probabilities_data": {},
+        "_is_initial_prompt": True,
+        "_is_padding_ctx": False,
+        "_draft_offset": 0,
+        "_spec_decoding_state": None,
+        "_cache_metrics_emitted": False,
+        "_concrete": "TextContext",
+    }
+    assert made.request_id != context(4).request_id and made.eos_tracker == EOSTracker()
+
+
+def test_a_reset_drops_drafts() -> None:
+    drafts = SpeculativeDecodingState(draft_tokens_to_verify=[1], maybe_accepted_draft_tokens=[2])
+    made = context(4, _spec_decoding_state=drafts, _draft_offset=1)
+    made.reset()
+    assert made._spec_decoding_state is None and made._draft_offset == 0

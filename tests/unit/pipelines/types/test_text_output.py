@@ -18,16 +18,19 @@ def output(
     )
 
 
+@pytest.mark.conformance(21)
 def test_nothing_to_merge() -> None:
     with pytest.raises(ValueError):
         TextGenerationOutput.merge([])
 
 
+@pytest.mark.conformance(21)
 def test_one_is_returned_as_it_is() -> None:
     only = output([1])
     assert TextGenerationOutput.merge([only]) is only
 
 
+@pytest.mark.conformance(21)
 def test_many_become_one() -> None:
     merged = TextGenerationOutput.merge([output([1, 2], True), output([3], True, GenerationStatus.END_OF_SEQUENCE)])
     assert merged.tokens == [1, 2, 3] and merged.is_done and merged.num_cached_tokens == 2
@@ -35,11 +38,13 @@ def test_many_become_one() -> None:
     assert TextGenerationOutput.merge([output([1]), output([2])]).log_probabilities is None
 
 
+@pytest.mark.conformance(21)
 def test_log_probabilities_on_some_only_are_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2"):
         TextGenerationOutput.merge([output([1], True), output([2])])
 
 
+@pytest.mark.conformance(21)
 def test_done_is_everything_but_active() -> None:
     assert [status for status in GenerationStatus if not status.is_done] == [GenerationStatus.ACTIVE]
     assert isinstance(output([1]), PipelineOutput)

@@ -10,6 +10,7 @@ def buffer(n: int) -> TokenBuffer:
     return TokenBuffer(np.arange(n, dtype=np.int64))
 
 
+@pytest.mark.conformance(22)
 @pytest.mark.parametrize(
     "array", [np.zeros((2, 2), dtype=np.int64), np.zeros(3, dtype=np.int32), np.zeros(0, dtype=np.int64)]
 )
@@ -33,6 +34,7 @@ def test_the_whole_prompt_is_active_at_first() -> None:
     assert (made.prompt_length, made.generated_length, made.processed_length, made.current_position) == (4, 0, 0, 4)
 
 
+@pytest.mark.conformance(22)
 def test_a_token_becomes_the_next_window() -> None:
     made = buffer(2)
     for token in range(10, 20):
@@ -43,6 +45,7 @@ def test_a_token_becomes_the_next_window() -> None:
     assert made.prompt.tolist() == [0, 1]
 
 
+@pytest.mark.conformance(22)
 def test_chunks_cover_the_prompt() -> None:
     made = buffer(5)
     made.chunk(2)
@@ -55,12 +58,14 @@ def test_chunks_cover_the_prompt() -> None:
         made.advance_chunk()
 
 
+@pytest.mark.conformance(22)
 @pytest.mark.parametrize("n", [-1, 0, 5, 6])
 def test_a_chunk_is_a_proper_part(n: int) -> None:
     with pytest.raises(ValueError, match="proper part"):
         buffer(5).chunk(n)
 
 
+@pytest.mark.conformance(22)
 def test_one_token_must_stay_active() -> None:
     made = buffer(5)
     made.skip_processing(4)
@@ -70,6 +75,7 @@ def test_one_token_must_stay_active() -> None:
             made.skip_processing(n)
 
 
+@pytest.mark.conformance(22)
 def test_rewind_brings_tokens_back() -> None:
     made = buffer(5)
     made.skip_processing(4)
@@ -80,6 +86,7 @@ def test_rewind_brings_tokens_back() -> None:
             made.rewind_processing(n)
 
 
+@pytest.mark.conformance(22)
 def test_an_offset_shortens_the_window_and_goes_with_the_next_token() -> None:
     made = buffer(5)
     made.apply_processing_offset(2)
@@ -91,6 +98,7 @@ def test_an_offset_shortens_the_window_and_goes_with_the_next_token() -> None:
         made.apply_processing_offset(1)
 
 
+@pytest.mark.conformance(22)
 def test_only_generated_tokens_are_overwritten() -> None:
     made = buffer(2)
     with pytest.raises(ValueError, match="generated"):
@@ -104,6 +112,7 @@ def test_only_generated_tokens_are_overwritten() -> None:
             made.overwrite_token_at_offset_from_end(5, offset)
 
 
+@pytest.mark.conformance(22)
 def test_generated_tokens_are_taken_once() -> None:
     made = buffer(2)
     with pytest.raises(ValueError, match="no generated tokens"):
@@ -116,6 +125,7 @@ def test_generated_tokens_are_taken_once() -> None:
     assert made.consume_recently_generated_tokens().tolist() == [12]
 
 
+@pytest.mark.conformance(22)
 def test_a_reset_makes_everything_a_prompt() -> None:
     made = buffer(3)
     made.advance_with_token(10)
@@ -128,6 +138,7 @@ def test_a_reset_makes_everything_a_prompt() -> None:
         made.reset_as_new_prompt(1)
 
 
+@pytest.mark.conformance(22)
 def test_a_reset_undoes_a_chunk() -> None:
     made = buffer(5)
     made.chunk(2)
@@ -135,6 +146,7 @@ def test_a_reset_undoes_a_chunk() -> None:
     assert made.active_length == 5 and not made.actively_chunked
 
 
+@pytest.mark.conformance(22)
 def test_indices() -> None:
     made = buffer(3)
     made.advance_with_token(10)

@@ -46,6 +46,7 @@ def full_context() -> TextContext:
     return context
 
 
+@pytest.mark.conformance(29)
 def test_a_context_crosses_a_frame_whole() -> None:
     submit = Submit(FENCE, full_context(), 2.5, [PrefillTarget(NodeName("p"), "h:1", FENCE.incarnation)])
     received = wire.decode(wire.encode(submit), OrchestratorFrame)
@@ -54,6 +55,7 @@ def test_a_context_crosses_a_frame_whole() -> None:
     assert received.context.to_generation_output().tokens == [8, 9]
 
 
+@pytest.mark.conformance(29)
 def test_a_context_crosses_to_the_engine_whole() -> None:
     context = full_context()
     context.reset()
@@ -76,6 +78,7 @@ def test_reports_cross_with_numpy_scalars() -> None:
     assert StepReport in EngineMessage.__args__  # type: ignore[attr-defined]  # a union
 
 
+@pytest.mark.conformance(29)
 @pytest.mark.parametrize(
     "array",
     [
