@@ -26,6 +26,7 @@ import numpy as np
 
 from cluster import config
 from cluster.config import ServiceConfig
+from cluster.model import find
 from kvcache.layout import KVLayout
 from kvcache.memory import BlockMemory
 from pipelines.runtime.config import EngineConfig
@@ -142,14 +143,14 @@ def running_cluster(url: str | None) -> Iterator[str]:
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def served_model(url: str) -> tuple[str, Path]:
-    """Name and folder of what the cluster serves."""
+def served_model(url: str) -> str:
+    """The name of what the cluster serves."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=10)
     connection.request("GET", "/v1/models")
-    name = json.loads(connection.getresponse().read())["data"][0]["id"]
+    name: str = json.loads(connection.getresponse().read())["data"][0]["id"]
     connection.close()
-    return name, config.cache_dir(config.environment()) / "models"
+    return name
 
 
 async def measure(url: str, model_path: Path, model: str, rounds: int, output_tokens: int) -> dict[str, list[Timing]]:
@@ -196,14 +197,13 @@ def report(found: dict[str, list[Timing]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="a cluster that runs already (default: one is started)")
-    parser.add_argument("--model", type=Path, help="the folder of the model that it serves (default: the default one)")
+    parser.add_argument("--model", help="the folder of the model that it serves (default: the default one)")
     parser.add_argument("--quick", action="store_true", help="15 rounds of 32 tokens instead of 40 of 64")
     options = parser.parse_args()
     rounds, output_tokens = (15, 32) if options.quick else (40, 64)
     with running_cluster(options.url) as url:
-        model, models = served_model(url)
-        folder = options.model or models / "smollm2-135m-instruct-f32"
-        report(asyncio.run(measure(url, folder, model, rounds, output_tokens)))
+        folder = find(options.model, config.cache_dir(config.environment()) / "models", lambda _: None)
+        report(asyncio.run(measure(url, folder, served_model(url), rounds, output_tokens)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""The composition root: which concrete classes make up the Serve application, and with which options.
+
+`cluster.build:app` is what `serve deploy` and a RayService name as `import_path`; its `args` are a `ServiceConfig` as
+plain data. The data path does not go through Serve: the nodes are bound only so that they belong to the application.
+"""
+
+from typing import Any
+
+from orchestrator.deployment import OrchestratorDeployment
+from ray import serve
+from ray.serve import Application
+
+from cluster import config
+from cluster.config import ServiceConfig
+from decode_nodes.deployment import DecodeNodeDeployment
+from prefill_nodes.deployment import PrefillNodeDeployment
+
+HEALTH_CHECK_PERIOD_S = 1.0
+HEALTH_CHECK_TIMEOUT_S = 10.0
+"""Serve replaces a replica after three checks in a row that fail or take longer than this."""
+SHUTDOWN_MARGIN_S = 20.0
+"""What a replica may take to stop beyond its drain; Serve then kills it."""
+CONSTRUCTOR_RETRIES = 3
+NODE_REQUESTS = 16
+"""Calls through Serve handles that a node takes at once. Nobody makes any; its work comes by gRPC."""
+
+
+def app(args: dict[str, Any]) -> Application:
+    """Raises ConfigurationError naming the field at fault."""
+    service = config.parse(args, ServiceConfig)
+    orchestrator = config.orchestrator(service)
+    nodes = [_node(DecodeNodeDeployment, "decode", service.decode, service)]
+    if service.prefill:
+        nodes.append(_node(PrefillNodeDeployment, "prefill", service.prefill, service))
+    ingress = serve.deployment(
+        OrchestratorDeployment,
+        name="orchestrator",
+        num_replicas=service.orchestrators,
+        max_ongoing_requests=2 * service.max_in_flight,
+        ray_actor_options={"num_cpus": 0},
+        **_lifecycle(service),
+    )
+    return ingress.bind(orchestrator, *nodes)
+
+
+def _node(deployment: type, name: str, replicas: int, service: ServiceConfig) -> Application:
+    return serve.deployment(
+        deployment,
+        name=name,
+        num_replicas=replicas,
+        max_ongoing_requests=NODE_REQUESTS,
+        # The engine's threads are set by us, and two engines may share a core: CPUs are no resource here, GPUs are.
+        ray_actor_options={"num_cpus": 0, "num_gpus": 1 if service.device == "cuda" else 0},
+        **_lifecycle(service),
+    ).bind({"node": config.node(service)})
+
+
+def _lifecycle(service: ServiceConfig) -> dict[str, Any]:
+    return {
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": service.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        # Slept before a replica is told to stop; 2 s by default, for handle traffic that there is none of.
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "max_constructor_retry_count": CONSTRUCTOR_RETRIES,
+    }

@@ -1,0 +1,237 @@
+"""The `pronghorn` command: flags in, one line per error out. What it does lives in the files that it names."""
+
+import os
+import subprocess
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from cluster import chat as conversation
+from cluster import config
+from cluster import status as state_of_cluster
+from cluster.announce import Announcement, Terminal
+from cluster.config import DEFAULT_CLUSTER_NAME, DEFAULT_PORT, ClusterConfig
+from cluster.launch import prepare
+from cluster.model import find, served_name
+from cluster.run_folder import RunFolder, names
+from cluster.shutdown import take_down
+from pronghorn.errors import ConfigurationError, PronghornError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+model_app = typer.Typer(no_args_is_help=True, help="The model on this machine.")
+verify_app = typer.Typer(no_args_is_help=True, help="Proof that the cluster computes what one process computes.")
+app.add_typer(model_app, name="model")
+app.add_typer(verify_app, name="verify")
+
+out = Console(width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True)
+
+Name = Annotated[str, typer.Option(help="Which cluster of this machine.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A Hugging Face folder, GGUF file or hub name.", show_default=f"{served_name(None)}, fetched"),
+]
+Url = Annotated[str | None, typer.Option(help="Where the cluster answers.", show_default="that of --name")]
+
+
+@app.command()
+def up(
+    name: Name = DEFAULT_CLUSTER_NAME,
+    model: ModelOption = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model.", show_default="the last part of --model")
+    ] = None,
+    prefill: Annotated[int, typer.Option(help="Prefill nodes; 0: decode nodes prefill for themselves.")] = 1,
+    decode: Annotated[int, typer.Option(help="Decode nodes.")] = 1,
+    orchestrators: Annotated[int, typer.Option(help="HTTP replicas.")] = 1,
+    host: Annotated[str, typer.Option(help="Interface of the HTTP API.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the HTTP API; 0: any free one.")] = DEFAULT_PORT,
+    dashboard_port: Annotated[
+        int | None, typer.Option(help="Port of the Ray dashboard; 0: any free one.", show_default="8265, or a free one")
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(envvar=config.REDIS_VARIABLE, help="A Redis to use.", show_default="a server of our own"),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Join a Ray cluster (auto or host:port); needs --redis-url.", show_default="start one"),
+    ] = None,
+    edge: Annotated[str, typer.Option(help="What takes HTTP: auto, haproxy or serve (Serve's own proxy).")] = "auto",
+    kv_memory: Annotated[str, typer.Option(help="Memory of each node's KV pool.")] = "512MiB",
+    block_tokens: Annotated[int, typer.Option(help="Tokens in one KV block.")] = 16,
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 storage.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, or cuda: one GPU per node.")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each engine.", show_default="every usable core")
+    ] = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one engine step.", show_default="512 on cpu, 2048 on cuda")
+    ] = None,
+    max_batch_size: Annotated[int, typer.Option(help="Sequences in one engine step.")] = 32,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Prompt plus output, in tokens.", show_default="the model's, where it fits"),
+    ] = None,
+    prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")] = True,
+    deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests when it ends.")] = 30.0,
+    startup_timeout: Annotated[float, typer.Option(help="Seconds until a start counts as failed.")] = 300.0,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once ready; `pronghorn down` ends it.")] = False,
+) -> None:
+    """Start a cluster on this machine. Ctrl-C drains and ends it; a second one does not wait."""
+    wanted = config.parse(
+        {
+            "name": name,
+            "host": host,
+            "port": port,
+            "dashboard_port": dashboard_port,
+            "own_redis": redis_url is None,
+            "address": address,
+            "edge": edge,
+            "startup_timeout_s": startup_timeout,
+            "service": {
+                "model_path": "",
+                "model_name": served_model_name or served_name(model),
+                "redis_url": redis_url or "",
+                "key_prefix": f"pronghorn:{name}",
+                "prefill": prefill,
+                "decode": decode,
+                "orchestrators": orchestrators,
+                "kv_memory_bytes": config.parse_bytes(kv_memory, "--kv-memory"),
+                "block_tokens": block_tokens,
+                "dtype": dtype,
+                "device": device,
+                "threads": threads or config.usable_cores(),
+                "chunk_tokens": chunk_tokens,
+                "max_batch_size": max_batch_size,
+                "max_length": max_length,
+                "prefix_caching": prefix_caching,
+                "deadline_s": deadline,
+                "drain_timeout_s": drain_timeout,
+            },
+        },
+        ClusterConfig,
+    )
+    terminal = Terminal(out)
+    launch = prepare(wanted, model, terminal)
+    terminal(Announcement("ended"))
+    if not detach:
+        launch.become()
+    raise typer.Exit(0 if launch.detach(terminal) else 1)
+
+
+@app.command()
+def down(name: Name = DEFAULT_CLUSTER_NAME) -> None:
+    """End a cluster of this machine, and whatever a killed one left behind."""
+    terminal = Terminal(out)
+    found = take_down(_folder(name), terminal)
+    terminal(Announcement("ended", f"the cluster {name!r} has ended" if found else f"no cluster {name!r} runs here"))
+
+
+@app.command()
+def status(
+    name: Name = DEFAULT_CLUSTER_NAME,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Pools, nodes, blocks, requests in flight, Redis, and what else listens."""
+    found = state_of_cluster.gather(_folder(name))
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        state_of_cluster.show(found, out)
+
+
+@app.command()
+def chat(
+    message: str,
+    name: Name = DEFAULT_CLUSTER_NAME,
+    url: Url = None,
+    system: Annotated[str | None, typer.Option(help="A system message.", show_default="none")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0: always the same answer.")] = 0.0,
+) -> None:
+    """Ask one question; the answer is streamed."""
+    pieces = conversation.answer(
+        url or _url(name), message, system=system, max_tokens=max_tokens, temperature=temperature
+    )
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+@model_app.command("get")
+def model_get(model: ModelOption = None) -> None:
+    """Fetch, check and convert a model; prints its folder."""
+    terminal = Terminal(err)
+    terminal(Announcement("stage", f"getting {model or served_name(None)}"))
+    folder = find(model, config.cache_dir(config.environment()), terminal)
+    terminal(Announcement("ended"))
+    sys.stdout.write(f"{folder}\n")
+
+
+@verify_app.command("parity")
+def verify_parity(
+    name: Annotated[
+        str | None, typer.Option(help="A running cluster with one decode node.", show_default="one of its own")
+    ] = None,
+    model: ModelOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and tokens.")] = False,
+) -> None:
+    """The cluster's tokens are one process's, and one process's logits are transformers'."""
+    checked = name or f"parity-{os.getpid()}"
+    try:
+        if name is None:
+            _run(
+                [
+                    "up",
+                    "--detach",
+                    "--name",
+                    checked,
+                    "--port=0",
+                    "--dashboard-port=0",
+                    *(["--model", model] if model else []),
+                ]
+            )
+        code = _run(
+            [str(config.home(config.environment())), checked, *(["--quick"] if quick else [])], "cluster.verify_parity"
+        )
+    finally:
+        if name is None:
+            _run(["down", "--name", checked])
+    raise typer.Exit(code)
+
+
+def _run(arguments: list[str], module: str = "cluster.cli") -> int:
+    """Another command of ours, in a process of its own: it carries a model, or becomes something else."""
+    return subprocess.run([sys.executable, "-P", "-m", module, *arguments], check=False).returncode
+
+
+def _folder(name: str) -> RunFolder:
+    return RunFolder(config.home(config.environment()), name)
+
+
+def _url(name: str) -> str:
+    state = _folder(name).state()
+    if state is None or state.url is None:
+        running = names(config.home(config.environment()))
+        others = f"; there is {', '.join(running)}" if running else "; start one with `pronghorn up`"
+        raise ConfigurationError(f"no cluster {name!r} is ready on this machine{others}")
+    return state.url
+
+
+def main() -> None:
+    """The console script. Errors that a user can do something about are one line and exit code 1."""
+    try:
+        app()
+    except PronghornError as error:
+        Terminal(err)(Announcement("failed", error.message))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

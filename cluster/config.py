@@ -1,0 +1,243 @@
+"""Every setting of a cluster, checked whole, and the only place that reads the environment.
+
+`ServiceConfig` says what is served: plain data, the `args` of the Serve application (`cluster.build:app`).
+`ClusterConfig` adds where and how `pronghorn up` brings it up. Both translate into what the engine, the nodes and the
+orchestrator are told; none of those sees a flag or a variable.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from kvcache.layout import KVLayout
+from pipelines.models.config import read_config
+from pronghorn.errors import ConfigurationError
+
+MEBIBYTE = 1024 * 1024
+APPLICATION_NAME = "pronghorn"
+DEFAULT_CLUSTER_NAME = "default"
+DEFAULT_PORT = 8000
+DEFAULT_DASHBOARD_PORT = 8265
+MIN_BLOCKS = 8
+"""Fewer blocks than this hold no conversation; a pool so small is a mistake in a unit."""
+
+HOME_VARIABLE = "PRONGHORN_HOME"
+CACHE_VARIABLE = "PRONGHORN_CACHE"
+REDIS_VARIABLE = "REDIS_URL"
+
+Dtype = Literal["float32", "bfloat16"]
+Device = Literal["cpu", "cuda"]
+Edge = Literal["auto", "haproxy", "serve"]
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model_path: str
+    """A Hugging Face folder that every host of the cluster can read."""
+    model_name: str
+    redis_url: str
+    key_prefix: str
+    prefill: int = 1
+    decode: int = 1
+    orchestrators: int = 1
+    kv_memory_bytes: int = 512 * MEBIBYTE
+    """Of each node."""
+    block_tokens: int = 16
+    dtype: Dtype = "float32"
+    device: Device = "cpu"
+    threads: int = 1
+    """Of each engine."""
+    chunk_tokens: int | None = None
+    """Tokens in one engine step, which bounds a prefill chunk; None: what suits the device."""
+    max_batch_size: int = 32
+    max_in_flight: int = 256
+    """Requests that one orchestrator runs at once; as many again may wait."""
+    max_length: int | None = None
+    prefix_caching: bool = True
+    deadline_s: float = 600.0
+    drain_timeout_s: float = 30.0
+    node_host: str | None = None
+    """The interface of the nodes' gRPC servers; None: the address by which Ray knows the host."""
+
+    def __post_init__(self) -> None:
+        for field, least in (("prefill", 0), ("decode", 1), ("orchestrators", 1), ("threads", 1), ("block_tokens", 1)):
+            if getattr(self, field) < least:
+                raise ConfigurationError(f"{field} is {getattr(self, field)}; it must be at least {least}", param=field)
+        above_zero = "deadline_s drain_timeout_s max_batch_size max_in_flight kv_memory_bytes chunk_tokens max_length"
+        for field in above_zero.split():
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"{field} is {value}; it must be above 0", param=field)
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    service: ServiceConfig
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    dashboard_port: int | None = None
+    """None: 8265 where it is free, else one that the operating system assigns."""
+    own_redis: bool = True
+    """Whether we start the Redis server; `service.redis_url` is filled in once it has a port."""
+    address: str | None = None
+    """A Ray cluster to join; None: start one."""
+    edge: Edge = "auto"
+    startup_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", self.name):
+            raise ConfigurationError(
+                f"the cluster name {self.name!r} must be 1 to 32 lower-case letters, digits and dashes", param="name"
+            )
+        for field in ("port", "dashboard_port"):
+            port = getattr(self, field)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigurationError(f"{field} is {port}; a port lies between 0 and 65535", param=field)
+        if self.address is not None and self.own_redis:
+            raise ConfigurationError(
+                f"--address {self.address} joins a Ray cluster, whose other hosts cannot reach a Redis server on this "
+                "one: name a Redis that all of them reach with --redis-url",
+                param="redis_url",
+            )
+
+
+Config = TypeVar("Config", ServiceConfig, ClusterConfig)
+
+
+def parse(raw: Mapping[str, Any], kind: type[Config]) -> Config:
+    """Plain data, checked. Raises ConfigurationError naming the field."""
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"configuration: {error}") from None
+
+
+# --- what the rooms below are told -----------------------------------------------------------------------------------
+
+
+def kv_layout(service: ServiceConfig) -> KVLayout:
+    """Reads the model's config.json and no weights."""
+    model = read_config(Path(service.model_path))
+    return KVLayout(
+        model=service.model_name,
+        dtype=service.dtype,
+        block_tokens=service.block_tokens,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
+
+
+def num_blocks(service: ServiceConfig) -> int:
+    """Raises ConfigurationError, with both numbers, where the memory holds too few blocks to serve anything."""
+    block_bytes = kv_layout(service).block_bytes
+    count = service.kv_memory_bytes // block_bytes
+    if count < MIN_BLOCKS:
+        raise ConfigurationError(
+            f"--kv-memory gives each node {service.kv_memory_bytes / MEBIBYTE:.1f} MiB, room for {count} blocks; "
+            f"at least {MIN_BLOCKS} blocks of {service.block_tokens} tokens are needed, which is "
+            f"{MIN_BLOCKS * block_bytes / MEBIBYTE:.1f} MiB",
+            param="kv_memory",
+        )
+    return count
+
+
+def max_length(service: ServiceConfig) -> int:
+    """Prompt plus output, in tokens: the least of what was asked, what the model knows, and what the pool can hold."""
+    known = read_config(Path(service.model_path)).max_positions
+    if service.max_length is not None and service.max_length > known:
+        raise ConfigurationError(f"--max-length is {service.max_length}; the model knows {known} positions")
+    return min(service.max_length or known, known, num_blocks(service) * service.block_tokens)
+
+
+def engine(service: ServiceConfig) -> dict[str, Any]:
+    chunk = service.chunk_tokens or (2048 if service.device == "cuda" else 512)
+    return {
+        "model_path": service.model_path,
+        "model_name": service.model_name,
+        "num_blocks": num_blocks(service),
+        "dtype": service.dtype,
+        "device": service.device,
+        "threads": service.threads,
+        "block_tokens": service.block_tokens,
+        "max_batch_size": service.max_batch_size,
+        "max_batch_input_tokens": max(chunk, service.max_batch_size),
+        "max_length": max_length(service),
+        "enable_prefix_caching": service.prefix_caching,
+    }
+
+
+def node(service: ServiceConfig) -> dict[str, Any]:
+    """The same for either kind of node."""
+    config: dict[str, Any] = {
+        "engine": engine(service),
+        "redis_url": service.redis_url,
+        "key_prefix": service.key_prefix,
+        "drain_timeout_s": service.drain_timeout_s,
+    }
+    return config if service.node_host is None else {**config, "host": service.node_host}
+
+
+def orchestrator(service: ServiceConfig) -> dict[str, Any]:
+    return {
+        "redis_url": service.redis_url,
+        "key_prefix": service.key_prefix,
+        "model_name": service.model_name,
+        "model_path": service.model_path,
+        "max_length": max_length(service),
+        "max_in_flight": service.max_in_flight,
+        "max_queue": service.max_in_flight,
+        "default_deadline_s": service.deadline_s,
+        "drain_s": service.drain_timeout_s,
+        "prefill_expected": service.prefill > 0,
+        "prefix_caching": service.prefix_caching,
+    }
+
+
+_UNITS = {"": 1, "b": 1, "kib": 1024, "mib": MEBIBYTE, "gib": 1024 * MEBIBYTE}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """ "512MiB", "1.5 GiB" or plain bytes. Raises ConfigurationError naming `option`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not found or found[2] not in _UNITS:
+        raise ConfigurationError(f"{option} is {text!r}; write a size as 512MiB or 2GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment, from which that of its children is made."""
+    return dict(os.environ)
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Where the folders of running clusters lie."""
+    if given := environ.get(HOME_VARIABLE):
+        return Path(given).expanduser().resolve()
+    return temp_base() / f"pronghorn-{os.getuid()}"
+
+
+def temp_base() -> Path:
+    """A folder for temporary things with the shortest path that there is: a Unix socket's takes 107 bytes at most."""
+    short = Path("/tmp")
+    return short if short.is_dir() and os.access(short, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Where fetched and converted models are kept."""
+    if given := environ.get(CACHE_VARIABLE):
+        return Path(given).expanduser().resolve()
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pronghorn" / "models"
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,177 @@
+"""What a cluster on this machine looks like now, gathered from those who know: the run's folder, an orchestrator,
+Redis, the operating system. Everything that does not answer is said to be absent; nothing is guessed.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from cluster import processes
+from cluster.preconditions import redacted
+from cluster.run_folder import Run, RunFolder, RunState
+from kvcache.redis_registry import RedisRegistry
+from pipelines.types.frames import NodeReport
+from pronghorn.errors import ConfigurationError, Unavailable
+
+HTTP_TIMEOUT_S = 5.0
+
+
+class RedisStatus(msgspec.Struct, frozen=True):
+    url: str
+    """Without its password."""
+    reachable: bool
+    registered: list[str]
+    """Names of the nodes with a live lease."""
+    error: str | None = None
+
+
+class Listener(msgspec.Struct, frozen=True):
+    address: str
+    process: str
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    name: str
+    phase: Literal["starting", "ready", "stopping", "failed", "abandoned"]
+    """"abandoned": the supervisor was killed; `pronghorn down` ends what is left."""
+    url: str | None
+    dashboard_url: str | None
+    ray_address: str | None
+    edge: str | None
+    model: str | None
+    ready: bool
+    reason: str
+    in_flight: int
+    pools: dict[str, int]
+    """Healthy nodes by role."""
+    blocks: dict[str, int]
+    """free + held = total, summed over the nodes; cached counts free blocks whose content can be reused."""
+    nodes: list[NodeReport]
+    counters: dict[str, int]
+    redis: RedisStatus | None
+    listening: list[Listener]
+
+
+class _Answer(msgspec.Struct):
+    """`GET /internal/status` of an orchestrator."""
+
+    model: str
+    ready: bool
+    reason: str
+    in_flight: int
+    nodes: list[NodeReport]
+    counters: dict[str, int]
+
+
+def gather(folder: RunFolder) -> ClusterStatus:
+    """Raises ConfigurationError where no such cluster is here."""
+    run, state = folder.run(), folder.state()
+    if run is None or state is None:
+        raise ConfigurationError(f"no cluster {folder.name!r} runs on this machine; start one with `pronghorn up`")
+    answer, problem = _ask_orchestrator(state)
+    nodes = answer.nodes if answer else []
+    return ClusterStatus(
+        name=folder.name,
+        phase=state.phase if folder.is_supervised() else "abandoned",
+        url=state.url,
+        dashboard_url=state.dashboard_url,
+        ray_address=state.ray_address,
+        edge=state.edge,
+        model=answer.model if answer else None,
+        ready=answer.ready if answer else False,
+        reason=answer.reason if answer else problem,
+        in_flight=answer.in_flight if answer else 0,
+        pools={role: sum(n.role == role and n.healthy for n in nodes) for role in ("prefill", "decode")},
+        blocks={
+            "total": sum(n.total_blocks for n in nodes),
+            "free": sum(n.free_blocks for n in nodes),
+            "held": sum(n.held_blocks for n in nodes),
+            "cached": sum(n.cached_blocks for n in nodes),
+        },
+        nodes=nodes,
+        counters=answer.counters if answer else {},
+        redis=asyncio.run(_ask_redis(state.redis_url, run.config.service.key_prefix)) if state.redis_url else None,
+        listening=_listening(run),
+    )
+
+
+def _ask_orchestrator(state: RunState) -> tuple[_Answer | None, str]:
+    if state.url is None:
+        return None, "not ready yet"
+    try:
+        answer = httpx.get(f"{state.url}/internal/status", timeout=HTTP_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content, type=_Answer), ""
+    except (httpx.HTTPError, msgspec.DecodeError) as error:
+        return None, f"the HTTP edge does not answer: {error}"
+
+
+async def _ask_redis(url: str, key_prefix: str) -> RedisStatus:
+    registry = RedisRegistry(url, key_prefix)
+    try:
+        rows = await registry.list()
+    except Unavailable as error:
+        return RedisStatus(redacted(url), False, [], error.message)
+    finally:
+        await registry.close()
+    return RedisStatus(redacted(url), True, [row.name for row in rows])
+
+
+def _listening(run: Run) -> list[Listener]:
+    return [Listener(address, title) for address, title in processes.listening(run.run_id, Path(run.temp_dir))]
+
+
+def show(status: ClusterStatus, console: Console) -> None:
+    console.print(f"[bold]{status.name}[/bold]  {status.phase}  {status.reason}", highlight=False)
+    facts = {
+        "url": status.url,
+        "dashboard": status.dashboard_url,
+        "model": status.model,
+        "HTTP edge": status.edge,
+        "Ray": status.ray_address,
+        "Redis": _redis_line(status.redis),
+        "in flight": str(status.in_flight),
+        "blocks": ", ".join(f"{count} {kind}" for kind, count in status.blocks.items()),
+    }
+    for name, value in facts.items():
+        if value is not None:
+            console.print(f"  {name:<10} {value}", highlight=False)
+    if status.nodes:
+        console.print(_nodes_table(status.nodes))
+    if status.listening:
+        console.print(_listeners_table(status.listening))
+
+
+def _redis_line(redis: RedisStatus | None) -> str | None:
+    if redis is None:
+        return None
+    if not redis.reachable:
+        return f"{redis.url} does not answer: {redis.error}"
+    return f"{redis.url}, {len(redis.registered)} nodes registered"
+
+
+def _nodes_table(nodes: list[NodeReport]) -> Table:
+    table = Table(box=None)
+    for heading in ("node", "pool", "address", "health"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("in flight", "running", "waiting", "free", "held", "cached"):
+        table.add_column(heading, justify="right")
+    for node in nodes:
+        health = "draining" if node.draining else "healthy" if node.healthy else "unhealthy"
+        numbers = (node.in_flight, node.running, node.waiting, node.free_blocks, node.held_blocks, node.cached_blocks)
+        table.add_row(node.name, node.role, node.address, health, *map(str, numbers))
+    return table
+
+
+def _listeners_table(listening: list[Listener]) -> Table:
+    table = Table(box=None)
+    table.add_column("process", no_wrap=True)
+    table.add_column("listens on")
+    for process in sorted({item.process for item in listening}):
+        table.add_row(process, ", ".join(item.address for item in listening if item.process == process))
+    return table

@@ -1,0 +1,178 @@
+"""`pronghorn verify parity`: the tokens of a running P/D cluster are those of one process, and one process's logits are
+those of `transformers`. A process of its own, since it holds a model.
+
+It speaks to the cluster's nodes as one more orchestrator, so that tokens are compared and not text, and it names the
+prefill node (`target_endpoint`), so that no answer can come from a decode node that prefilled for itself.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from cluster import config
+from cluster.run_folder import Run, RunFolder, RunState
+from cluster.verify_cases import ParityCase, Verdict, judge, parity_cases
+from cluster.verify_logits import LogitsReport, compare_logits, compare_random_model
+from cluster.verify_reference import Answer, OneProcess, greedy_context
+from kvcache.redis_registry import RedisRegistry
+from orchestrator.assembly import start_replica
+from orchestrator.config import OrchestratorConfig, parse_config
+from orchestrator.ports import GenerationJob
+from orchestrator.replica import Replica
+from pipelines.runtime.config import EngineConfig
+from pronghorn.clock import SystemClock
+from pronghorn.deadline import Deadline
+from pronghorn.errors import ConfigurationError, PronghornError
+
+SEED = 20260
+TOKENS = 24
+QUICK_TOKENS = 8
+REQUEST_S = 120.0
+JOIN_S = 15.0
+ROLES = ("prefill", "decode")
+
+
+@dataclass
+class TokensReport:
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    compared_tokens: int = 0
+    warm_blocks: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class Members:
+    """The cluster's nodes, reached as an orchestrator reaches them."""
+
+    def __init__(self, replica: Replica, orchestrator: OrchestratorConfig) -> None:
+        self._replica = replica
+        self._model = orchestrator.model_name
+        self._clock = SystemClock()
+        self.prefill_name = ""
+
+    async def join(self) -> None:
+        """Raises ConfigurationError where the cluster is not one that can be compared."""
+        give_up_s = self._clock.now_s() + JOIN_S
+        while True:
+            names = {role: [n.name for n in self._replica.nodes() if n.role == role and n.healthy] for role in ROLES}
+            if names["decode"] and names["prefill"]:
+                break
+            if self._clock.now_s() > give_up_s:
+                raise ConfigurationError(f"parity needs a prefill and a decode node; there are {names}")
+            await asyncio.sleep(0.05)
+        if len(names["decode"]) != 1:
+            raise ConfigurationError(f"parity needs one decode node, whose cache it warms; there are {names['decode']}")
+        self.prefill_name = names["prefill"][0]
+
+    async def answer(self, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], int]:
+        """The tokens, and how many of the prompt's were cached."""
+        context = greedy_context(prompt, num_tokens, self._model)
+        deadline = Deadline.after(self._clock.now_s(), REQUEST_S)
+        job = GenerationJob(context, deadline, self._model, target_endpoint=self.prefill_name)
+        tokens: list[int] = []
+        cached = 0
+        async with self._replica.generate(job) as outputs:
+            async for output in outputs:
+                tokens += output.tokens
+                cached = max(cached, output.num_cached_tokens or 0)
+        return tokens, cached
+
+
+async def compare_tokens(
+    members: Members, reference: OneProcess, cases: list[ParityCase], num_tokens: int, block_tokens: int, bar: Progress
+) -> TokensReport:
+    report = TokensReport()
+    task = bar.add_task("tokens", total=len(cases))
+    for case in cases:
+        if case.warm_prompt is not None:
+            await members.answer(case.warm_prompt, 1)
+        found, cached = await members.answer(case.prompt, num_tokens)
+        expected = await reference.answer(case.prompt, num_tokens)
+        _take_down(report, case, expected, found, cached, block_tokens)
+        bar.advance(task)
+    return report
+
+
+def _take_down(
+    report: TokensReport, case: ParityCase, expected: Answer, found: list[int], cached: int, block_tokens: int
+) -> None:
+    verdict, at = judge(expected.tokens, found, expected.gaps)
+    report.verdicts[verdict] += 1
+    report.compared_tokens += len(expected.tokens)
+    report.warm_blocks += cached // block_tokens
+    if verdict == "different":
+        report.faults.append(f"{case}: token {at} differs: one process {expected.tokens}, the cluster {found}")
+    if cached != case.warm_blocks * block_tokens:
+        report.faults.append(f"{case}: {cached} tokens were cached")
+
+
+async def verify(run: Run, state: RunState, quick: bool, console: Console) -> bool:
+    """Whether all agreed. Raises PronghornError where it could not be found out."""
+    if run.config.service.dtype != "float32":
+        raise ConfigurationError(f"parity is a promise of float32; this cluster computes in {run.config.service.dtype}")
+    engine = msgspec.convert(config.engine(run.config.service), EngineConfig)
+    orchestrator = parse_config({**config.orchestrator(run.config.service), "redis_url": state.redis_url})
+    registry = RedisRegistry(orchestrator.redis_url, orchestrator.key_prefix)
+    reference = OneProcess(engine)
+    replica = await start_replica("verify-parity", orchestrator, registry)
+    try:
+        ready = await reference.start()
+        members = Members(replica, orchestrator)
+        await members.join()
+        # The time is in the seed: a second run must not find the first one's prompts in the caches.
+        cases = list(parity_cases(engine.block_tokens, ready.vocab_size, SEED + time.time_ns(), quick))
+        with Progress(console=console, transient=True) as bar:
+            num_tokens = QUICK_TOKENS if quick else TOKENS
+            tokens = await compare_tokens(members, reference, cases, num_tokens, engine.block_tokens, bar)
+    finally:
+        await replica.drain()
+        await replica.stop()
+        await registry.close()
+        await reference.stop()
+    logits = [compare_logits(engine), compare_random_model(engine)]
+    return show(tokens, logits, console)
+
+
+def show(tokens: TokensReport, logits: list[LogitsReport], console: Console) -> bool:
+    compared = sum(tokens.verdicts.values())
+    console.print(
+        f"tokens: {compared} prompts, {tokens.compared_tokens} tokens compared, {tokens.warm_blocks} warm blocks; "
+        f"{tokens.verdicts['equal']} equal, {tokens.verdicts['near tie']} apart at a near tie (tolerated), "
+        f"{tokens.verdicts['different']} different"
+    )
+    for report in logits:
+        console.print(str(report))
+    for fault in tokens.faults:
+        console.print(f"  {fault}", soft_wrap=True)
+    return compared > 0 and not tokens.faults and all(report.agrees for report in logits)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    folder = RunFolder(options.root, options.name)
+    run, state = folder.run(), folder.state()
+    try:
+        if run is None or state is None or state.phase != "ready":
+            raise ConfigurationError(f"no cluster {options.name!r} is ready on this machine")
+        agreed = asyncio.run(verify(run, state, options.quick, console))
+    except PronghornError as error:
+        console.print(f"[red]error:[/red] {error.message}", soft_wrap=True)
+        return 1
+    console.print("all agree" if agreed else "[red]they do not agree[/red]")
+    return 0 if agreed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

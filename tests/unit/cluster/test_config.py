@@ -1,0 +1,121 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster import config
+from cluster.config import ClusterConfig, ServiceConfig
+from decode_nodes.config import DecodeNodeConfig
+from orchestrator.config import parse_config as parse_orchestrator
+from pipelines.node.config import parse_config as parse_node
+from prefill_nodes.config import PrefillNodeConfig
+from pronghorn.errors import ConfigurationError
+
+BLOCK_BYTES = 2 * 2 * 1 * 16 * 8 * 4  # layers, keys and values, heads, tokens, dim, float32
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return tmp_path
+
+
+def service(model: Path, **changes: Any) -> ServiceConfig:
+    fixed: dict[str, Any] = {
+        "model_path": str(model),
+        "model_name": "tiny",
+        "redis_url": "redis://r",
+        "key_prefix": "k",
+    }
+    return config.parse({**fixed, **changes}, ServiceConfig)
+
+
+def cluster(model: Path, **changes: Any) -> ClusterConfig:
+    fixed = {"name": "c", "service": msgspec.to_builtins(service(model))}
+    return config.parse({**fixed, **changes}, ClusterConfig)
+
+
+def test_blocks_are_what_the_memory_holds(model: Path) -> None:
+    assert config.num_blocks(service(model, kv_memory_bytes=100 * BLOCK_BYTES + 1)) == 100
+
+
+def test_too_little_memory_is_refused_with_both_numbers(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"0\.0 MiB, room for 1 blocks; at least 8 .* 0\.0 MiB"):
+        config.num_blocks(service(model, kv_memory_bytes=BLOCK_BYTES))
+
+
+def test_no_request_may_be_longer_than_the_pool_or_the_model(model: Path) -> None:
+    assert config.max_length(service(model, kv_memory_bytes=10 * BLOCK_BYTES)) == 160
+    assert config.max_length(service(model, kv_memory_bytes=1000 * BLOCK_BYTES)) == 512
+    assert config.max_length(service(model, max_length=100)) == 100
+    with pytest.raises(ConfigurationError, match="513; the model knows 512"):
+        config.max_length(service(model, max_length=513))
+
+
+def test_what_each_room_is_told_is_what_it_takes(model: Path) -> None:
+    told = service(model, decode=2, threads=2, drain_timeout_s=7.0)
+    decode = parse_node({"node": config.node(told)}, DecodeNodeConfig)
+    prefill = parse_node({"node": config.node(told)}, PrefillNodeConfig)
+    orchestrator = parse_orchestrator(config.orchestrator(told))
+    assert decode.node == prefill.node
+    assert decode.node.engine.num_blocks == config.num_blocks(told)
+    assert decode.node.engine.threads == 2
+    assert decode.node.drain_timeout_s == orchestrator.drain_s == 7.0
+    assert decode.node.engine.max_length == orchestrator.max_length == 512
+
+
+def test_a_batch_always_fits_in_a_step(model: Path) -> None:
+    assert config.engine(service(model, chunk_tokens=4, max_batch_size=32))["max_batch_input_tokens"] == 32
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("decode", 0), ("prefill", -1), ("threads", 0), ("kv_memory_bytes", 0), ("deadline_s", -1.0), ("dtype", "int3")],
+)
+def test_a_wrong_value_is_refused_by_name(model: Path, field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=field):
+        service(model, **{field: value})
+
+
+def test_an_unknown_field_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="replica"):
+        service(model, replica=3)
+
+
+def test_joining_a_ray_cluster_needs_a_redis_that_all_its_hosts_reach(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--redis-url"):
+        cluster(model, address="auto")
+    assert cluster(model, address="auto", own_redis=False).address == "auto"
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a/b", "..", "x" * 33])
+def test_a_cluster_name_is_a_plain_folder_name(model: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cluster name"):
+        cluster(model, name=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("12", 12), ("1KiB", 1024), ("1.5 GiB", 1536 * 2**20), ("512mib", 512 * 2**20)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert config.parse_bytes(text, "--kv-memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1 GB", "-1MiB", "1e3"])
+def test_what_is_no_size_is_refused_with_the_option(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--kv-memory"):
+        config.parse_bytes(text, "--kv-memory")

@@ -1,0 +1,74 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from cluster.config import ClusterConfig, ServiceConfig
+from cluster.run_folder import Run, RunFolder, RunState, names
+from pronghorn.errors import ConfigurationError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "root", "one")
+
+
+def run_of(folder: RunFolder) -> Run:
+    service = ServiceConfig(model_path="/m", model_name="m", redis_url="", key_prefix="k")
+    return Run(
+        "one-1", str(folder.make_temp_dir(folder.root.parent)), ClusterConfig(name="one", service=service), "serve"
+    )
+
+
+def test_only_one_may_claim_a_name(folder: RunFolder) -> None:
+    assert not folder.is_supervised()
+    folder.claim()
+    other = RunFolder(folder.root, "one")
+    assert other.is_supervised()
+    with pytest.raises(ConfigurationError, match="running already"):
+        other.claim()
+
+
+def test_a_claim_ends_with_whoever_holds_it(folder: RunFolder) -> None:
+    folder.claim()
+    folder.remove()
+    again = RunFolder(folder.root, "one")
+    assert not again.is_supervised()
+    again.claim()
+
+
+def test_records_are_read_back(folder: RunFolder) -> None:
+    folder.claim()
+    run, state = run_of(folder), RunState("ready", 1, url="http://127.0.0.1:1")
+    folder.write(run)
+    folder.write(state)
+    assert (folder.run(), folder.state()) == (run, state)
+    assert names(folder.root) == ["one"]
+
+
+def test_a_damaged_record_counts_as_none(folder: RunFolder) -> None:
+    folder.claim()
+    (folder.path / "run.json").write_text('{"run_id": 3')
+    assert folder.run() is None
+
+
+def test_removing_leaves_nothing(folder: RunFolder) -> None:
+    folder.claim()
+    run = run_of(folder)
+    folder.write(run)
+    folder.remove()
+    assert not folder.root.exists()
+    assert not Path(run.temp_dir).exists()
+
+
+def test_others_may_not_read_it(folder: RunFolder) -> None:
+    folder.claim()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "root").symlink_to(elsewhere)
+    with pytest.raises(ConfigurationError, match="not a folder of this user"):
+        RunFolder(tmp_path / "root", "one").claim()
