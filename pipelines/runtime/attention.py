@@ -1,0 +1,56 @@
+"""Attention over paged keys and values: the port, and the plain version that says what is right.
+
+The plain version computes on any device that torch knows. The pool stays where it is, in memory that the node shares:
+a device of its own gets a copy of each context, which is right and slow. The CPU's version is `paged_attention.py`.
+"""
+
+from typing import Protocol
+
+import torch
+
+from pipelines.runtime.step import Step
+
+
+class Attention(Protocol):
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        """Write `key` and `value` into the step's cells, then attend causally over each sequence's whole context.
+
+        query [T, heads, head_dim], key and value [T, kv_heads, head_dim], rotated already, float32; heads is a multiple
+        of kv_heads. Gives [T, heads, head_dim], float32, on the query's device.
+        """
+
+
+class PlainAttention:
+    """`pool` is [num_blocks, layers, 2, kv_heads, block_tokens, head_dim], in the type that the cells are stored in."""
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        self._pool = pool
+        self._block_tokens = pool.shape[4]
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        slots = torch.from_numpy(step.slots)
+        blocks, places = slots // self._block_tokens, slots % self._block_tokens
+        cells = self._pool[:, layer]  # [num_blocks, 2, kv_heads, block_tokens, head_dim]
+        cells[blocks, 0, :, places] = key.to(cells)
+        cells[blocks, 1, :, places] = value.to(cells)
+        out = torch.empty_like(query)
+        for s in range(step.num_sequences):
+            rows = slice(int(step.starts[s]), int(step.starts[s + 1]))
+            table = torch.from_numpy(step.tables[s])
+            out[rows] = self._sequence(cells, table, query[rows], int(step.contexts[s]))
+        return out
+
+    def _sequence(self, cells: torch.Tensor, table: torch.Tensor, query: torch.Tensor, context: int) -> torch.Tensor:
+        blocks = cells[table[: -(-context // self._block_tokens)]]  # [B, 2, kv_heads, block_tokens, head_dim]
+        # [2, kv_heads, context, head_dim]
+        flat = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context].to(query)
+        keys, values = flat.repeat_interleave(query.shape[1] // flat.shape[1], dim=1)
+        scores = torch.einsum("thd,hcd->htc", query, keys) * query.shape[-1] ** -0.5
+        positions = torch.arange(context, device=query.device)
+        visible = positions[None] <= positions[context - query.shape[0] :, None]
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        return torch.einsum("htc,hcd->thd", weights, values)

@@ -1,0 +1,222 @@
+"""A whole step of the Llama-family decoder on the CPU as one kernel, which every member of a team runs.
+
+The phases of a layer are separated by barriers; inside a phase members take panels, tokens or heads by ticket. Nothing
+in a step is Python, so neither its overhead nor the GIL shows, and other threads of the process go on meanwhile. The
+last layer computes only the rows that are sampled. `models/decoder.py` is the plain version of the same thing.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipelines.models.config import DecoderConfig
+from pipelines.models.rope import rope_tables
+from pipelines.models.weights import Weights
+from pipelines.runtime.jit import compiled
+from pipelines.runtime.linear import Packed, multiply_panel, pack_into, padded, page_array, panels_of
+from pipelines.runtime.paged_attention import Cells, Plan, attend_all, cells_of, exponential, plan_of, store_all
+from pipelines.runtime.simd import PANEL
+from pipelines.runtime.step import Step
+from pipelines.runtime.team import Sync, Team, meet, take_ticket
+
+
+class PackedWeights(NamedTuple):
+    norms: NDArray[np.float32]  # [2 L + 1, hidden] before attention and before the MLP of each layer, and the final one
+    qkv: Packed  # [L, panels, hidden, PANEL]
+    qkv_bias: NDArray[np.float32]  # [L, columns] or [0, 0]
+    output: Packed  # [L, panels, heads * head_dim, PANEL]
+    gate_up: Packed  # [L, 2 * panels, hidden, PANEL] a panel of gate, then the same columns of up, and so on
+    down: Packed  # [L, panels, intermediate, PANEL]
+    head: Packed  # [1, panels, hidden, PANEL]
+    epsilon: float
+
+
+class Rows(NamedTuple):
+    """Room for the activations of a step; T is the most rows so far."""
+
+    hidden: NDArray[np.float32]  # [T, padded hidden] the residual stream
+    normed: NDArray[np.float32]  # [T, hidden]
+    qkv: NDArray[np.float32]  # [T, padded columns]
+    attended: NDArray[np.float32]  # [T, heads * head_dim]
+    gate: NDArray[np.float32]  # [members * T, PANEL]
+    up: NDArray[np.float32]  # [members * T, PANEL]
+    inner: NDArray[np.float32]  # [T, padded intermediate]
+
+
+@compiled
+def _normalise(
+    member: int, members: int, rows: int, weights: PackedWeights, norm: int, hidden: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """RMS norm of the first `rows` rows (Zhang and Sennrich 2019)."""
+    width = out.shape[1]
+    for row in range(member, rows, members):
+        squares = np.float32(0.0)
+        for i in range(width):
+            squares += hidden[row, i] * hidden[row, i]
+        factor = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(weights.epsilon))
+        for i in range(width):
+            out[row, i] = hidden[row, i] * factor * weights.norms[norm, i]
+
+
+@compiled
+def _multiply(
+    sync: Sync, rows: int, x: NDArray[np.float32], weights: Packed, layer: int, out: NDArray[np.float32],
+    accumulate: bool,
+) -> None:  # fmt: skip
+    panel = take_ticket(sync)
+    while panel < weights.shape[1]:
+        multiply_panel(x, weights, layer, panel, rows, out, panel * PANEL, accumulate)
+        panel = take_ticket(sync)
+
+
+@compiled
+def _gate_and_up(member: int, sync: Sync, rows: int, weights: PackedWeights, layer: int, room: Rows) -> None:
+    """inner = silu(x @ gate) * (x @ up)."""
+    first = member * room.hidden.shape[0]
+    gate, up = room.gate[first : first + rows], room.up[first : first + rows]
+    panel = take_ticket(sync)
+    while panel < weights.gate_up.shape[1] // 2:
+        multiply_panel(room.normed, weights.gate_up, layer, 2 * panel, rows, gate, 0, False)
+        multiply_panel(room.normed, weights.gate_up, layer, 2 * panel + 1, rows, up, 0, False)
+        for r in range(rows):
+            for j in range(PANEL):
+                g = gate[r, j]
+                room.inner[r, panel * PANEL + j] = g / (np.float32(1.0) + exponential(np.float32(-g))) * up[r, j]
+        panel = take_ticket(sync)
+
+
+@compiled
+def _keep_rows(room: Rows, rows: NDArray[np.int64]) -> None:
+    """Move `rows` (ascending) of what the rest of the last layer needs to the front."""
+    for to in range(rows.shape[0]):
+        room.hidden[to] = room.hidden[rows[to]]
+        room.attended[to] = room.attended[rows[to]]
+
+
+@compiled
+def compute_step(
+    member: int, members: int, sync: Sync, weights: PackedWeights, cells: Cells, plan: Plan,
+    samples: NDArray[np.int64], room: Rows, logits: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """From embeddings in `room.hidden` to `logits` [samples, padded vocabulary]; keys and values into the cells."""
+    rows = plan.positions.shape[0]
+    for layer in range(cells.num_layers):
+        last = layer == cells.num_layers - 1
+        _normalise(member, members, rows, weights, 2 * layer, room.hidden, room.normed)
+        biased = weights.qkv_bias.shape[0] > 0
+        if biased:
+            for row in range(member, rows, members):
+                room.qkv[row] = weights.qkv_bias[layer]
+        meet(sync, members)
+        _multiply(sync, rows, room.normed, weights.qkv, layer, room.qkv, biased)
+        meet(sync, members)
+        store_all(member, members, cells, plan, layer, room.qkv)
+        meet(sync, members)
+        if last and samples.shape[0] == 0:
+            return
+        attend_all(member, members, sync, cells, plan, layer, room.qkv, room.attended)
+        if last:
+            if member == 0:
+                _keep_rows(room, samples)
+            rows = samples.shape[0]
+            meet(sync, members)
+        _multiply(sync, rows, room.attended, weights.output, layer, room.hidden, True)
+        meet(sync, members)
+        _normalise(member, members, rows, weights, 2 * layer + 1, room.hidden, room.normed)
+        meet(sync, members)
+        _gate_and_up(member, sync, rows, weights, layer, room)
+        meet(sync, members)
+        _multiply(sync, rows, room.inner, weights.down, layer, room.hidden, True)
+        meet(sync, members)
+    _normalise(member, members, rows, weights, 2 * cells.num_layers, room.hidden, room.normed)
+    meet(sync, members)
+    _multiply(sync, rows, room.normed, weights.head, 0, logits, False)
+
+
+class CompiledDecoder:
+    """Owns packed weights and a team of threads. One thread calls it."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, pool: torch.Tensor, threads: int, max_length: int
+    ) -> None:
+        """`pool` [num_blocks, layers, 2, kv_heads, block_tokens, head_dim]; its type is also that of the weights."""
+        self._config = config
+        self._weights = _packed(config, weights, pool.dtype)
+        self._embeddings = weights.tensor("model.embed_tokens.weight").to(pool.dtype)
+        cosines, sines = (table.numpy() for table in rope_tables(config, max_length))
+        self._cells = cells_of(pool, config.num_heads, cosines, sines)
+        self._team = Team(threads)
+        self._room = self._room_for(1)
+
+    def logits(self, step: Step) -> NDArray[np.float32]:
+        """[rows sampled, vocab] float32. Writes the step's keys and values into the pool."""
+        tokens = step.num_tokens
+        if tokens > self._room.hidden.shape[0]:
+            self._room = self._room_for(tokens)
+        embedded = self._embeddings[torch.from_numpy(step.token_ids)]
+        self._room.hidden[:tokens, : self._config.hidden_size] = embedded.float().numpy()
+        logits = np.empty((len(step.sample_rows), padded(self._config.vocab_size)), dtype=np.float32)
+        plan = plan_of(step, self._cells, self._team.members)
+        self._team.run(compute_step, self._weights, self._cells, plan, step.sample_rows, self._room, logits)
+        return logits[:, : self._config.vocab_size]
+
+    def close(self) -> None:
+        self._team.close()
+
+    def _room_for(self, tokens: int) -> Rows:
+        config = self._config
+        attention_width = config.num_heads * config.head_dim
+
+        def rows(count: int, width: int) -> NDArray[np.float32]:
+            return np.zeros((count, width), dtype=np.float32)
+
+        return Rows(
+            hidden=rows(tokens, padded(config.hidden_size)),
+            normed=rows(tokens, config.hidden_size),
+            qkv=rows(tokens, padded(attention_width + 2 * config.num_kv_heads * config.head_dim)),
+            attended=rows(tokens, attention_width),
+            gate=rows(self._team.members * tokens, PANEL),
+            up=rows(self._team.members * tokens, PANEL),
+            inner=rows(tokens, padded(config.intermediate_size)),
+        )
+
+
+def _packed(config: DecoderConfig, weights: Weights, dtype: torch.dtype) -> PackedWeights:
+    layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
+    attention_width = config.num_heads * config.head_dim
+    qkv_columns = attention_width + 2 * config.num_kv_heads * config.head_dim
+    stored = np.uint16 if dtype == torch.bfloat16 else np.float32
+
+    def room(count: int, columns: int, depth: int) -> Packed:
+        return page_array((count, panels_of(columns), depth, PANEL), stored)  # type: ignore[return-value]  # of dtype
+
+    packed = PackedWeights(
+        norms=np.empty((2 * layers + 1, hidden), dtype=np.float32),
+        qkv=room(layers, qkv_columns, hidden),
+        qkv_bias=np.zeros((layers, padded(qkv_columns)) if config.qkv_bias else (0, 0), dtype=np.float32),
+        output=room(layers, hidden, attention_width),
+        gate_up=room(layers, 2 * padded(inner), hidden),
+        down=room(layers, hidden, inner),
+        head=room(1, config.vocab_size, hidden),
+        epsilon=config.rms_norm_eps,
+    )
+    for layer in range(layers):
+        name = f"model.layers.{layer}"
+        projections = [f"{name}.self_attn.{p}_proj" for p in "qkv"]
+        packed.norms[2 * layer] = weights.tensor(f"{name}.input_layernorm.weight").float().numpy()
+        packed.norms[2 * layer + 1] = weights.tensor(f"{name}.post_attention_layernorm.weight").float().numpy()
+        pack_into(packed.qkv[layer], torch.cat([weights.tensor(f"{p}.weight") for p in projections]))
+        if config.qkv_bias:
+            bias = torch.cat([weights.tensor(f"{p}.bias") for p in projections])
+            packed.qkv_bias[layer, :qkv_columns] = bias.float().numpy()
+        pack_into(packed.output[layer], weights.tensor(f"{name}.self_attn.o_proj.weight"))
+        pack_into(packed.gate_up[layer, 0::2], weights.tensor(f"{name}.mlp.gate_proj.weight"))
+        pack_into(packed.gate_up[layer, 1::2], weights.tensor(f"{name}.mlp.up_proj.weight"))
+        pack_into(packed.down[layer], weights.tensor(f"{name}.mlp.down_proj.weight"))
+    packed.norms[2 * layers] = weights.tensor("model.norm.weight").float().numpy()
+    head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
+    pack_into(packed.head[0], weights.tensor(head))
+    return packed

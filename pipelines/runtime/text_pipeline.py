@@ -1,0 +1,148 @@
+"""The text pipeline: one step of a batch, from the active windows of its contexts to their next tokens.
+
+Decoding and prompts, whole or in chunks, mix freely in a batch: their tokens go through the products as one matrix and
+only attention tells them apart. Knows block tables as lists of ids and never allocates a block; the scheduler reserves
+them before the step. One thread calls it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvcache.memory import BlockMemory
+from kvcache.storage import paged_view
+from pipelines.models.config import read_config
+from pipelines.models.decoder import PlainDecoder
+from pipelines.models.weights import open_weights
+from pipelines.runtime.attention import PlainAttention
+from pipelines.runtime.compiled_decoder import CompiledDecoder
+from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.model_layout import layout_for, layout_of
+from pipelines.runtime.request_failures import RequestFailures
+from pipelines.runtime.sampler import sample
+from pipelines.runtime.step import Step, build_step
+from pipelines.types.batch import TextGenerationInputs
+from pipelines.types.pipeline import Pipeline
+from pipelines.types.text_context import TextContext
+from pipelines.types.text_output import TextGenerationOutput
+from pronghorn.errors import ConfigurationError, InternalError, PronghornError
+from pronghorn.ids import RequestID
+
+__all__ = ["BlockTables", "TextGenerationPipeline", "layout_of"]
+
+
+class BlockTables(Protocol):
+    def table(self, owner: RequestID) -> Sequence[int]:
+        """Block ids in position order, enough for the active window of a context in the batch."""
+
+
+class Decoder(Protocol):
+    def logits(self, step: Step) -> NDArray[np.float32]:
+        """[rows sampled, vocab] float32. Writes the step's keys and values into the pool."""
+
+    def close(self) -> None: ...
+
+
+class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationOutput]):
+    def __init__(self, config: EngineConfig, memory: BlockMemory, tables: BlockTables) -> None:
+        """Opens and packs the weights, and sets torch's threads for the process. `memory` stays the caller's.
+
+        Raises ConfigurationError where the model cannot be served as asked.
+        """
+        torch.set_num_threads(config.threads)
+        folder = Path(config.model_path)
+        model = read_config(folder)
+        self.layout = layout_for(config, model)
+        self.vocab_size = model.vocab_size
+        self.max_length = min(config.max_length or model.max_positions, model.max_positions)
+        self._config = config
+        self._tables = tables
+        self._pool = paged_view(memory, self.layout)
+        weights = open_weights(folder)
+        self._decoder: Decoder
+        if config.device == "cpu":
+            self._decoder = CompiledDecoder(model, weights, self._pool, config.threads, self.max_length)
+        else:
+            self._decoder = PlainDecoder(
+                model,
+                weights,
+                PlainAttention(self._pool),
+                device=_usable(config.device),
+                dtype=self._pool.dtype,
+                max_length=self.max_length,
+            )
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._config.max_batch_size
+
+    def execute(self, inputs: TextGenerationInputs[TextContext]) -> dict[RequestID, TextGenerationOutput]:
+        """Compute every active window, write its KV, sample and update the contexts whose window ends there.
+
+        A chunk only advances, and has no output. Raises RequestFailures after the step where logits were not finite:
+        those requests are named and not updated, the others went on as usual.
+        """
+        contexts = inputs.flat_batch
+        if not contexts:
+            return {}
+        tables = [self._tables.table(context.request_id) for context in contexts]
+        logits = self._decoder.logits(build_step(contexts, tables, self._config.block_tokens))
+        outputs: dict[RequestID, TextGenerationOutput] = {}
+        failures: dict[RequestID, PronghornError] = {}
+        rows = iter(logits)
+        for context in contexts:
+            if context.tokens.actively_chunked:
+                context.update(0)
+                continue
+            row = next(rows)
+            if not np.isfinite(row).all():
+                failures[context.request_id] = InternalError("the model computed logits that are not finite")
+                continue
+            context.update(*sample(context, row))
+            outputs[context.request_id] = context.to_generation_output()
+        if failures:
+            raise RequestFailures(failures, outputs)
+        return outputs
+
+    def release(self, request_id: RequestID) -> None:
+        """Nothing is kept per request."""
+
+    def canary(self) -> None:
+        """Compute a prompt, a chunk behind a prefix and a decode step in blocks 0 and 1, so that everything is
+        compiled and warm. Call before any block is in use. Raises InternalError where a logit is not finite."""
+        block_tokens = self._config.block_tokens
+        long = min(self.max_length, block_tokens * min(2, self._pool.shape[0]))
+        for first, end in ((0, max(1, long - 2)), (max(0, long - 2), long), (long - 1, long)):
+            if not np.isfinite(self._decoder.logits(_canary_step(first, end, block_tokens))).all():
+                raise InternalError("the canary batch gave logits that are not finite")
+
+    def close(self) -> None:
+        """End the threads that compute. Idempotent."""
+        self._decoder.close()
+
+
+def _canary_step(first: int, end: int, block_tokens: int) -> Step:
+    """One sequence, positions `first` to `end`, in the pool's first blocks."""
+    positions = np.arange(first, end)
+    return Step(
+        token_ids=np.zeros(end - first, dtype=np.int64),
+        positions=positions,
+        slots=positions,
+        starts=np.array([0, end - first]),
+        contexts=np.array([end]),
+        tables=np.arange(-(-end // block_tokens))[None],
+        sample_rows=np.array([end - first - 1]),
+    )
+
+
+def _usable(device: str) -> str:
+    """Raises ConfigurationError where torch cannot compute on `device`."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
