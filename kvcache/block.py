@@ -4,12 +4,19 @@ A block holds the keys and values of `block_tokens` consecutive tokens of one se
 `memory.py`; this is only the bookkeeping.
 """
 
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from kvcache.hashing import BlockHash
 
 BlockId = NewType("BlockId", int)
-"""Index of a block in the pool and in its memory: 0 <= id < num_blocks."""
+"""Index of a block in its memory; a pool has a contiguous range of them."""
+
+
+class BlockCopy(NamedTuple):
+    """The bytes of one block, to be put into another of the same memory."""
+
+    source: BlockId
+    destination: BlockId
 
 
 class Block:

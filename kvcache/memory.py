@@ -63,6 +63,10 @@ class BlockMemory:
         start = block_id * self.block_bytes
         return self._view[start : start + self.block_bytes]
 
+    def copy(self, source: int, destination: int) -> None:
+        """Make block `destination` hold the bytes of block `source`."""
+        self.block(destination)[:] = self.block(source)
+
     def close(self) -> None:
         """Give up the descriptor and the mapping. Idempotent. While somebody still holds a view (a tensor, a block),
         the mapping itself stays until the last of them is gone: a view never points at nothing."""

@@ -34,10 +34,12 @@ class PoolStats:
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, first_block: int = 0) -> None:
+        """Its blocks are `first_block` .. `first_block + num_blocks - 1` of the memory."""
         if num_blocks < 1:
             raise ValueError(f"a pool has at least 1 block, not {num_blocks}")
-        self._blocks = [Block(BlockId(i)) for i in range(num_blocks)]
+        self._first = first_block
+        self._blocks = [Block(BlockId(first_block + i)) for i in range(num_blocks)]
         self._free = FreeQueue(self._blocks)
         self._by_hash: dict[BlockHash, list[Block]] = {}
         self._cached = 0
@@ -55,10 +57,10 @@ class BlockPool:
         return [block.block_id for block in self._free]
 
     def holders(self, block_id: BlockId) -> int:
-        return self._blocks[block_id].holders
+        return self._at(block_id).holders
 
     def hash_of(self, block_id: BlockId) -> BlockHash | None:
-        return self._blocks[block_id].hash
+        return self._at(block_id).hash
 
     def find(self, block_hash: BlockHash) -> BlockId | None:
         """A block with these bytes: one that is held where there is one (it costs no free block), else the newest."""
@@ -72,7 +74,7 @@ class BlockPool:
 
     def hold(self, block_id: BlockId) -> None:
         """One more holder of a block that has a hash."""
-        block = self._blocks[block_id]
+        block = self._at(block_id)
         assert block.hash is not None, f"{block} has no hash and cannot be shared"
         if block.holders == 0:
             self._free.remove(block)
@@ -94,7 +96,7 @@ class BlockPool:
 
     def publish(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Make a held, full, finished block findable. Once per life of its bytes."""
-        block = self._blocks[block_id]
+        block = self._at(block_id)
         assert block.holders > 0, f"{block} is free and cannot be published"
         assert block.hash is None, f"{block} is published already"
         block.hash = block_hash
@@ -103,7 +105,7 @@ class BlockPool:
     def release(self, table: Sequence[BlockId]) -> None:
         """One holder less for each block of a table, from its end to its start."""
         for block_id in reversed(table):
-            block = self._blocks[block_id]
+            block = self._at(block_id)
             assert block.holders > 0, f"{block} is released more often than held"
             block.holders -= 1
             if block.holders:
@@ -138,6 +140,9 @@ class BlockPool:
         hashed = {block.block_id for block in self._blocks if block.hash is not None}
         assert len(mapped) == len(hashed) and hashed == {b.block_id for _, b in mapped}, "map and blocks differ"
         assert self._cached == sum(block.hash is not None for block in free), "the count of cached blocks is off"
+
+    def _at(self, block_id: BlockId) -> Block:
+        return self._blocks[block_id - self._first]
 
     def _unmap(self, block: Block) -> None:
         assert block.hash is not None

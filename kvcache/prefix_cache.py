@@ -13,13 +13,13 @@ Work per call is proportional to the new blocks, never to the length of the sequ
 """
 
 from collections import Counter
-from collections.abc import Hashable, KeysView
+from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.block import BlockId
+from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHash, BlockHasher, pack_tokens
 from kvcache.pool import BlockPool, PoolStats
 from pronghorn.errors import InsufficientBlocks
@@ -35,7 +35,7 @@ class _Table:
     hashes: list[BlockHash] = field(default_factory=list)
     """Chain of the sequence's full blocks, as far as it was needed."""
     cached: int = 0
-    """Leading blocks that `match` attached."""
+    """Leading blocks that `match` attached or `copy_from` took over."""
     published: int = 0
     """Leading blocks that are full, final and findable, those of `match` included."""
 
@@ -43,19 +43,28 @@ class _Table:
 class PrefixCache:
     """Not thread-safe: one engine loop owns it. Any method but `claim` on an unknown owner is a ValueError."""
 
-    def __init__(self, num_blocks: int, hasher: BlockHasher, *, enable_prefix_caching: bool = True) -> None:
-        """Without prefix caching nothing is hashed, published or matched; tables and accounting stay the same."""
+    def __init__(
+        self, num_blocks: int, hasher: BlockHasher, *, first_block: int = 0, enable_prefix_caching: bool = True
+    ) -> None:
+        """Over the blocks from `first_block` on. Without prefix caching nothing is hashed, published or matched; tables
+        and accounting stay the same."""
         self.num_blocks = num_blocks
+        self.first_block = first_block
         self.block_tokens = hasher.block_tokens
         self._hasher = hasher
         self._caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, first_block)
         self._tables: dict[Hashable, _Table] = {}
 
     @property
     def owners(self) -> KeysView[Hashable]:
         """A live view, in order of claim."""
         return self._tables.keys()
+
+    @property
+    def held_fraction(self) -> float:
+        """Of its blocks, those that somebody holds."""
+        return 1.0 - self._pool.num_free / self.num_blocks
 
     def stats(self) -> PoolStats:
         return self._pool.stats()
@@ -101,6 +110,24 @@ class PrefixCache:
             raise self._insufficient(owner, num_tokens, missing)
         self._table(owner).blocks += self._pool.take(missing)
 
+    def copy_from(self, owner: Hashable, others: Sequence["PrefixCache"]) -> list[BlockCopy]:
+        """Take over what `others` have of the run that `match` began: the copies to make into blocks that `owner` has
+        reserved, in position order, as far as each block can be found.
+
+        Those blocks count as attached by `match` and can be found here from now on. So the copies must be made before
+        anybody reads or writes a block, in the order of the calls; `others` give nothing up.
+        """
+        table = self._table(owner)
+        copies: list[BlockCopy] = []
+        for block_hash, destination in zip(table.hashes[table.cached :], table.blocks[table.cached :], strict=False):
+            source = next((found for cache in others if (found := cache._pool.find(block_hash)) is not None), None)
+            if source is None:
+                break
+            self._pool.publish(destination, block_hash)
+            copies.append(BlockCopy(source, destination))
+        table.cached = table.published = table.cached + len(copies)
+        return copies
+
     def commit(self, owner: Hashable, tokens: NDArray[np.int64], valid_tokens: int) -> None:
         """Publish the full blocks among the first `valid_tokens`, whose keys and values are computed and final.
 
@@ -125,7 +152,7 @@ class PrefixCache:
         return self._table(owner).blocks
 
     def cached_blocks(self, owner: Hashable) -> int:
-        """How many leading blocks `match` attached."""
+        """How many leading blocks `match` attached and `copy_from` took over."""
         return self._table(owner).cached
 
     def release(self, owner: Hashable) -> None:
@@ -141,7 +168,7 @@ class PrefixCache:
         """AssertionError where an invariant of this file or of the pool does not hold. O(total)."""
         self._pool.check()
         holders = Counter(block_id for table in self._tables.values() for block_id in table.blocks)
-        for block_id in range(self.num_blocks):
+        for block_id in range(self.first_block, self.first_block + self.num_blocks):
             counted, listed = self._pool.holders(BlockId(block_id)), holders[BlockId(block_id)]
             assert counted == listed, f"block {block_id} counts {counted} holders and is in {listed} tables"
         for owner, table in self._tables.items():

@@ -28,6 +28,12 @@ def test_what_one_process_writes_the_other_reads(memory):
     memory.block(3)[5] = 8
 
 
+def test_a_copy_is_of_one_whole_block(memory):
+    memory.block(1)[:] = bytes(range(64))
+    memory.copy(1, 3)
+    assert bytes(memory.block(3)) == bytes(range(64)) and bytes(memory.block(2)) == bytes(64)
+
+
 @pytest.mark.parametrize("block_id", [-1, 4])
 def test_a_block_outside_the_pool_is_refused(memory, block_id):
     with pytest.raises(ValueError, match=f"block {block_id} is outside the pool of 4"):

@@ -212,3 +212,73 @@ def test_check_notices_a_table_that_the_counts_do_not_know():
     cache.table("a").pop()
     with pytest.raises(AssertionError, match="counts 1 holders and is in 0 tables"):
         cache.check()
+
+
+# --- several pools over one memory -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair():
+    made = [PrefixCache(10, HASHER), PrefixCache(10, HASHER, first_block=10)]
+    yield made
+    for cache in made:
+        cache.check()
+
+
+def take_over(cache, others, owner, prompt):
+    cache.claim(owner, ROOT)
+    cache.match(owner, prompt)
+    cache.reserve(owner, len(prompt))
+    return cache.copy_from(owner, others)
+
+
+def test_pools_over_one_memory_have_blocks_of_their_own(pair):
+    for cache in pair:
+        run(cache, "a", tokens(40))
+    assert sorted(pair[0].table("a")) == list(range(10))
+    assert sorted(pair[1].table("a")) == list(range(10, 20))
+
+
+def test_what_another_pool_has_is_copied_into_fresh_blocks_and_can_be_found_at_once(pair):
+    here, there = pair
+    run(there, "a", tokens(14))
+    copies = take_over(here, [there], "b", tokens(16))
+    assert copies == list(zip(there.table("a")[:3], here.table("b")[:3], strict=True))
+    assert here.cached_blocks("b") == 3
+    assert run(here, "c", tokens(13)) == 12 and here.table("c")[:3] == here.table("b")[:3]
+
+
+def test_only_what_lies_behind_the_local_run_is_copied_and_the_first_miss_ends_it(pair):
+    here, there = pair
+    run(here, "local", tokens(9))
+    run(there, "remote", tokens(17))
+    copies = take_over(here, [there], "b", tokens(25))
+    assert [copy.source for copy in copies] == there.table("remote")[2:4]
+    assert [copy.destination for copy in copies] == here.table("b")[2:4]
+    assert here.cached_blocks("b") == 4
+
+
+def test_the_block_of_the_last_token_is_never_copied(pair):
+    here, there = pair
+    run(there, "a", tokens(8))
+    assert len(take_over(here, [there], "b", tokens(8))) == 1
+
+
+def test_roots_differ_and_caching_off_means_no_copies(pair):
+    here, there = pair
+    run(there, "a", tokens(9), HASHER.root("tenant"))
+    assert take_over(here, [there], "b", tokens(9)) == []
+    off = PrefixCache(10, HASHER, first_block=20, enable_prefix_caching=False)
+    assert take_over(off, [there], "b", tokens(9)) == []
+    off.check()
+
+
+def test_what_was_copied_is_released_and_reused_as_any_block_is(pair):
+    here, there = pair
+    run(there, "a", tokens(9))
+    take_over(here, [there], "b", tokens(9))
+    here.commit("b", tokens(9), 9)
+    here.release("b")
+    there.release("a")
+    assert (here.stats(), there.stats()) == (PoolStats(10, 10, 0, 2), PoolStats(10, 10, 0, 2))
+    assert run(here, "c", tokens(9)) == 8
