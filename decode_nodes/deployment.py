@@ -32,7 +32,7 @@ async def start_node(name: NodeName, config: DecodeNodeConfig, registry: NodeReg
     clock = SystemClock()
     engine_config = config.node.engine
     seed = await registry.cluster_seed()
-    memory = BlockMemory.create(engine_config.num_blocks, layout_of(engine_config).block_bytes)
+    memory = BlockMemory.create(engine_config.total_blocks, layout_of(engine_config).block_bytes)
     node = DecodeNode(
         name=name,
         config=config,

@@ -1,26 +1,29 @@
 """What a decode node computes next, and who holds its blocks; with `prefill_here` the aggregated server.
 
-Continuous batching: every step has one token of each decoding sequence and, in what is left of the token budget, the
-next chunk of the oldest local prompts. A sequence takes a slot and blocks for its whole prompt and one token more
-before anything is computed for it; those that find no room wait in order of arrival. When a decoding sequence finds
-no block to grow into, the newest running one gives its blocks back and starts over later with what it has said so far.
+Continuous batching: unless configured otherwise, every step has one token of each decoding sequence and, in what is
+left of the budgets, the next chunk of the oldest local prompts (`batching.py`). A sequence takes a slot and blocks for
+its whole prompt and one token more, on the least loaded replica, before anything is computed for it; those that find
+no room wait in order of arrival. When a decoding sequence finds no block to grow into, the newest running one of its
+replica gives its blocks back and starts over, before all that came after it, with what it has said so far.
 
 Attempts: an `Admit` of a higher attempt, or of the same attempt by another life of the node, ends the one that it
 replaces with `Cancelled`; a lower attempt is refused with `Cancelled`; the same fence again is ignored.
 
 Pure: knows neither clock nor socket nor block bytes. Invariants, seen to by `check`: sequences with a slot are at most
-`max_batch_size`; exactly the sequences that are not WAITING own blocks; every fence has one last word.
+`max_batch_size` a replica; exactly the sequences that are not WAITING own blocks, all of one replica; every fence has
+one last word.
 """
 
 from collections import deque
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 
-from decode_nodes.sequence import RUNNING, Event, Sequence, State
-from kvcache.block import BlockId
+from decode_nodes.sequence import STAGES, Event, Sequence, State
+from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHasher
 from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.attempts import Attempts
-from pipelines.runtime.batching import StepBudget, blocks_for
+from pipelines.runtime.batching import Batcher, Policy, blocks_for
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.messages import (
     Admit,
@@ -37,7 +40,9 @@ from pipelines.runtime.messages import (
     Stop,
     TokenDelta,
 )
-from pipelines.runtime.reservation import reserve_prompt
+from pipelines.runtime.padding import Padding
+from pipelines.runtime.replica import Replica, insert_by_arrival
+from pipelines.runtime.replicas import Replicas
 from pipelines.runtime.scheduler import Batch
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.text_output import TextGenerationOutput
@@ -49,10 +54,14 @@ RETRY_AFTER_S = 1.0
 
 
 class DecodeScheduler:
-    def __init__(self, config: EngineConfig, cache: PrefixCache, hasher: BlockHasher) -> None:
+    def __init__(self, config: EngineConfig, caches: SequenceOf[PrefixCache], hasher: BlockHasher) -> None:
+        """One cache a replica."""
         self._config = config
-        self._cache = cache
-        self._hasher = hasher
+        self._replicas = Replicas[Sequence](config, caches, hasher)
+        policy = Policy.of(config, strategy="decode_first", in_flight=True)
+        self._batcher = Batcher(config, policy, self._replicas.all)
+        self._padding = Padding(caches, hasher.root(None), enabled=config.device_graph_capture)
+        self._arrivals = 0
         self._attempts: Attempts[Sequence] = Attempts()
         self._waiting: deque[Sequence] = deque()
         self._events: list[EngineEvent] = []
@@ -61,11 +70,13 @@ class DecodeScheduler:
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float) -> Batch | None:
-        self._grow()
-        budget = StepBudget(self._config.max_batch_input_tokens)
-        decoding = [s.context for s in self._in(State.DECODING) if budget.take(s.context)]
-        prefilling = [s.context for s in self._in(State.PREFILLING) if budget.take(s.context)]
-        return Batch(batches=[decoding + prefilling]) if decoding or prefilling else None
+        for replica in self._replicas:
+            self._grow(replica)
+        batches = self._batcher.next()
+        if not any(batches):
+            self._padding.release()
+            return None
+        return self._padding.pad(Batch(batches=batches))
 
     def complete(
         self,
@@ -75,6 +86,8 @@ class DecodeScheduler:
         now_s: float,
     ) -> None:
         for context in batch.flat_batch:
+            if context._is_padding_ctx:
+                continue
             sequence = self._attempts.live(context.request_id)
             assert sequence is not None and sequence.context is context, f"{context.request_id} is not in this batch"
             if (error := failures.get(context.request_id)) is not None:
@@ -83,29 +96,30 @@ class DecodeScheduler:
             self._commit(sequence)
             if (output := outputs.get(context.request_id)) is not None:
                 if sequence.state is State.PREFILLING:
-                    sequence.apply(Event.PROMPT_DONE)
+                    self._apply(sequence, Event.PROMPT_DONE)
                 self._deliver(sequence, output)
         self._admit_waiting()
 
-    def _grow(self) -> None:
-        """See that every decoding sequence has a block for the token that it feeds, oldest first."""
-        for sequence in self._in(State.DECODING):
-            while sequence.state is State.DECODING:
-                needed_tokens = sequence.context.tokens.current_position
-                if self._cache.can_reserve(sequence.fence, needed_tokens):
-                    self._cache.reserve(sequence.fence, needed_tokens)
-                    break
-                self._preempt(self._in(*RUNNING)[-1])
+    def _grow(self, replica: Replica[Sequence]) -> None:
+        """See that every decoding sequence has a block for the token that it feeds."""
+        cache = replica.cache
+        for sequence in list(replica.decoding):
+            needed_tokens = sequence.context.tokens.current_position
+            while sequence.state is State.DECODING and cache.missing_blocks(sequence.fence, needed_tokens):
+                if cache.can_reserve(sequence.fence, needed_tokens):
+                    cache.reserve(sequence.fence, needed_tokens)
+                else:
+                    self._preempt(max((*replica.prompts, *replica.decoding), key=lambda running: running.arrival))
 
     def _preempt(self, sequence: Sequence) -> None:
         if self._too_long(sequence):
             self._fail(sequence, self._never_fits(sequence))
             return
-        self._cache.release(sequence.fence)
+        self._cache(sequence).release(sequence.fence)
         sequence.context.reset()
         sequence.prefill_here = True
-        sequence.apply(Event.PREEMPT)
-        self._waiting.appendleft(sequence)
+        self._apply(sequence, Event.PREEMPT)
+        insert_by_arrival(self._waiting, sequence)
 
     def _deliver(self, sequence: Sequence, output: TextGenerationOutput) -> None:
         """One step's tokens of one sequence, its last where the output is done."""
@@ -136,7 +150,7 @@ class DecodeScheduler:
                 if (sequence := self._attempts.get(command.fence)) is not None:
                     self._end(sequence, Event.RELEASE)
             case ResetPrefixCache():
-                self._cache.reset()
+                self._replicas.reset_prefix_caches()
             case Prefill() | Stop():
                 raise ValueError(f"{type(command).__name__} is no command for a decode scheduler")
         self._admit_waiting()
@@ -154,7 +168,8 @@ class DecodeScheduler:
         if self._attempts.get(command.fence) is not None or not self._replace_older(command.fence):
             return
         deadline = Deadline.after(now_s, command.budget_s)
-        sequence = Sequence(command.fence, command.context, deadline, command.prefill_here)
+        self._arrivals += 1
+        sequence = Sequence(command.fence, command.context, deadline, command.prefill_here, self._arrivals)
         if self._too_long(sequence):
             self._refuse(command.fence, self._never_fits(sequence))
         elif len(self._waiting) >= self._config.max_waiting:
@@ -179,25 +194,25 @@ class DecodeScheduler:
 
     def _admit_waiting(self) -> None:
         """Give blocks and slots to those that wait, in order, until one finds no room."""
-        while self._waiting and (slots := self._slots()) < self._config.max_batch_size:
+        while self._waiting:
             sequence = self._waiting[0]
             # A block for each that runs stays free: an arrival that took the last one would be preempted at once.
-            room = reserve_prompt(
-                self._cache, self._hasher, sequence.fence, sequence.context, self._needed_tokens(sequence), slots
-            )
-            if not room:
+            replica = self._replicas.place(sequence.fence, sequence, self._needed_tokens(sequence), room_to_grow=True)
+            if replica is None:
                 return
             self._waiting.popleft()
-            sequence.apply(Event.RESERVE_HERE if sequence.prefill_here else Event.RESERVE)
+            sequence.replica = replica
+            self._apply(sequence, Event.RESERVE_HERE if sequence.prefill_here else Event.RESERVE)
             if sequence.state is State.PULLING:
                 self._events.append(self._reserved(sequence))
 
     def _reserved(self, sequence: Sequence) -> Reserved:
         prompt_blocks = blocks_for(len(sequence.context.tokens), self._config.block_tokens)
+        cache = self._cache(sequence)
         return Reserved(
             fence=sequence.fence,
-            block_ids=list[int](self._cache.table(sequence.fence)[:prompt_blocks]),
-            cached_blocks=self._cache.cached_blocks(sequence.fence),
+            block_ids=list[int](cache.table(sequence.fence)[:prompt_blocks]),
+            cached_blocks=cache.cached_blocks(sequence.fence),
         )
 
     def _adopt(self, command: Adopt) -> None:
@@ -213,7 +228,7 @@ class DecodeScheduler:
         if sequence is None or sequence.state is not State.PULLING:
             return
         if command.token is None:
-            sequence.apply(Event.PREFILL_HERE)
+            self._apply(sequence, Event.PREFILL_HERE)
             return
         tokens = sequence.context.tokens
         uncomputed_tokens = tokens.active_length
@@ -242,13 +257,13 @@ class DecodeScheduler:
             end = TextGenerationOutput(request_id=context.request_id, tokens=[], final_status=context.status)
             self._deliver(sequence, end)
         else:
-            sequence.apply(event)
+            self._apply(sequence, event)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _fail(self, sequence: Sequence, error: PronghornError) -> None:
         if sequence.state is State.PULLING:
-            sequence.apply(Event.FAIL)
+            self._apply(sequence, Event.FAIL)
             self._attempts.retire(sequence)
             self._ended.append(sequence.fence.request_id)
         else:
@@ -259,11 +274,20 @@ class DecodeScheduler:
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
         else:
-            self._cache.release(sequence.fence)
+            self._cache(sequence).release(sequence.fence)
         if self._attempts.live(sequence.fence.request_id) is sequence:
             self._ended.append(sequence.fence.request_id)
         self._attempts.discard(sequence)
+        self._apply(sequence, event)
+
+    def _apply(self, sequence: Sequence, event: Event) -> None:
+        """Change the state, and with it the queue of its replica that the sequence stands in."""
+        before = STAGES.get(sequence.state)
         sequence.apply(event)
+        if sequence.replica is not None:
+            sequence.replica.move(sequence, before, STAGES.get(sequence.state))
+        if sequence.state is State.WAITING:
+            sequence.replica = None
 
     def _refuse(self, fence: Fence, error: PronghornError) -> None:
         self._events.append(Failed(fence, error.record()))
@@ -275,59 +299,63 @@ class DecodeScheduler:
         return events
 
     def take_ended(self) -> list[RequestID]:
-        ended, self._ended = self._ended, []
+        ended, self._ended = self._ended + self._padding.take_released(), []
         return ended
 
+    def take_copies(self) -> list[BlockCopy]:
+        return self._replicas.take_copies()
+
     def table(self, owner: RequestID) -> list[BlockId]:
+        if self._padding.holds(owner):
+            return self._padding.table(owner)
         sequence = self._attempts.live(owner)
         assert sequence is not None, f"request {owner} is not held"
-        return self._cache.table(sequence.fence)
+        return self._cache(sequence).table(sequence.fence)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) or any(sequence.state in RUNNING for sequence in self._attempts)
+        return bool(self._waiting) or self._running() > 0
 
     def load(self) -> EngineLoad:
-        pool = self._cache.stats()
-        return EngineLoad(
-            total_blocks=pool.total,
-            free_blocks=pool.free,
-            held_blocks=pool.held,
-            cached_blocks=pool.cached,
-            waiting=len(self._waiting),
-            running=len(self._in(*RUNNING)),
-            awaiting_blocks=len(self._in(State.PULLING, State.CONDEMNED)),
-        )
+        running, waiting = self._running(), len(self._waiting)
+        awaiting_blocks = len(self._attempts) - running - waiting
+        gauges = self._replicas.block_gauges()
+        return EngineLoad(waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, **gauges)
 
     def check(self) -> None:
-        self._cache.check()
-        held = {sequence.fence for sequence in self._attempts if sequence.state is not State.WAITING}
-        assert set(self._cache.owners) == held, f"owners of blocks {set(self._cache.owners)}, sequences {held}"
-        assert list(self._waiting) == self._in(State.WAITING)
-        assert self._slots() <= self._config.max_batch_size
+        self._replicas.check()
+        for replica in self._replicas:
+            mine = {sequence.fence for sequence in self._attempts if sequence.replica is replica}
+            owners = {owner for owner in replica.cache.owners if not self._padding.holds(owner)}
+            assert owners == mine, f"owners of blocks {owners}, sequences {mine}"
+            for stage, queue in replica.queues.items():
+                standing = [s for s in self._attempts if s.replica is replica and STAGES.get(s.state) is stage]
+                assert set(map(id, queue)) == set(map(id, standing)) and len(queue) == len(standing)
+        waiting = [sequence for sequence in self._attempts if sequence.state is State.WAITING]
+        assert list(self._waiting) == waiting and all(sequence.replica is None for sequence in waiting)
 
     # --- small questions ---------------------------------------------------------------------------------------------
 
-    def _in(self, *states: State) -> list[Sequence]:
-        """Sequences in one of `states`, in order of arrival."""
-        return [sequence for sequence in self._attempts if sequence.state in states]
+    def _cache(self, sequence: Sequence) -> PrefixCache:
+        assert sequence.replica is not None, f"{sequence.fence} holds no block"
+        return sequence.replica.cache
 
-    def _slots(self) -> int:
-        return len(self._in(State.PULLING, *RUNNING))
+    def _running(self) -> int:
+        return sum(len(replica.prompts) + len(replica.decoding) for replica in self._replicas)
 
     def _needed_tokens(self, sequence: Sequence) -> int:
         return len(sequence.context.tokens) + 1
 
     def _too_long(self, sequence: Sequence) -> bool:
-        return blocks_for(self._needed_tokens(sequence), self._config.block_tokens) > self._cache.stats().total
+        return blocks_for(self._needed_tokens(sequence), self._config.block_tokens) > self._config.num_blocks
 
     def _never_fits(self, sequence: Sequence) -> InsufficientBlocks:
         needed = blocks_for(self._needed_tokens(sequence), self._config.block_tokens)
         return InsufficientBlocks(
             f"the sequence needs {needed} blocks of {self._config.block_tokens} tokens, the whole pool has "
-            f"{self._cache.stats().total}; start with more blocks or send a shorter prompt"
+            f"{self._config.num_blocks}; start with more blocks or send a shorter prompt"
         )
 
     def _commit(self, sequence: Sequence) -> None:
         tokens = sequence.context.tokens
-        self._cache.commit(sequence.fence, tokens[:], tokens.processed_length)
+        self._cache(sequence).commit(sequence.fence, tokens[:], tokens.processed_length)

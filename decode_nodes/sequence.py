@@ -13,6 +13,7 @@ that the blocks stay held until it says `Release`.
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from pipelines.runtime.replica import Replica, Stage
 from pipelines.types.text_context import TextContext
 from pronghorn.deadline import Deadline
 from pronghorn.ids import Fence
@@ -66,6 +67,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 RUNNING = frozenset({State.PREFILLING, State.DECODING})
 
+STAGES = {State.PULLING: Stage.PULLED, State.PREFILLING: Stage.PROMPT, State.DECODING: Stage.DECODING}
+"""The queue of its replica in which a sequence stands; in every other state it takes no slot."""
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -74,7 +78,11 @@ class Sequence:
     deadline: Deadline
     prefill_here: bool
     """Where its prompt is computed once it has blocks; preemption makes it true."""
+    arrival: int
+    """Its place in the order of those that came; preemption does not change it."""
     state: State = State.WAITING
+    replica: "Replica[Sequence] | None" = None
+    """Where its blocks are, while it holds any."""
     reported: bool = False
     """Whether a `TokenDelta` has left, and with it the number of cached tokens."""
 

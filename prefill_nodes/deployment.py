@@ -31,7 +31,7 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
     clock = SystemClock()
     engine_config = config.node.engine
     seed = await registry.cluster_seed()
-    memory = BlockMemory.create(engine_config.num_blocks, layout_of(engine_config).block_bytes)
+    memory = BlockMemory.create(engine_config.total_blocks, layout_of(engine_config).block_bytes)
     node = PrefillNode(
         name=name,
         config=config,

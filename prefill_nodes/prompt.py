@@ -11,6 +11,7 @@ shell may be reading, so that the blocks stay held until it says `Release`.
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from pipelines.runtime.replica import Replica, Stage
 from pipelines.types.text_context import TextContext
 from pronghorn.deadline import Deadline
 from pronghorn.ids import Fence
@@ -50,6 +51,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CONDEMNED, Event.RELEASE): State.GONE,
 }
 
+STAGES = {State.COMPUTING: Stage.PROMPT}
+"""The queue of its replica in which a prompt stands; in every other state it takes no slot."""
+
 
 @dataclass(eq=False)
 class Prompt:
@@ -58,8 +62,12 @@ class Prompt:
     deadline: Deadline
     wanted: list[int]
     """Block positions asked for and not yet reported, ascending."""
+    arrival: int
+    """Its place in the order of those that came."""
     prompt_tokens: int = field(init=False)
     state: State = State.WAITING
+    replica: "Replica[Prompt] | None" = None
+    """Where its blocks are, once it has them."""
     read: bool = False
     """Whether a `ChunkReady` has left: the shell may be reading."""
 

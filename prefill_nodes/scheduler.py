@@ -1,26 +1,26 @@
 """What a prefill node computes next, and who holds its blocks.
 
-Prompts are taken in order of arrival, each with blocks for all of it; a step computes the next chunk of the oldest
-ones, as many as the token budget holds. Wanted blocks are reported as soon as they are complete, those that the prefix
-cache holds at once; the first token is reported the moment it is sampled, before the last blocks. Blocks stay held
-until `Release`, whatever happens.
+Prompts are taken in order of arrival, each with blocks for all of it on the least loaded replica; a step computes the
+next chunk of the oldest ones, as many as the budgets hold (`batching.py`). Wanted blocks are reported as soon as they
+are complete, those that the prefix cache holds at once; the first token is reported the moment it is sampled, before
+the last blocks. Blocks stay held until `Release`, whatever happens.
 
 Attempts: a `Prefill` of the same or a higher attempt under another fence ends the one that it replaces with
 `Cancelled`; a lower attempt is refused with `Cancelled`; the same fence again is ignored.
 
 Pure: knows neither clock nor socket nor block bytes. Invariants, seen to by `check`: exactly the prompts that are not
-WAITING own blocks; prompts that are computed are at most `max_batch_size`.
+WAITING own blocks, all of one replica; prompts that are computed are at most `max_batch_size` a replica.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from kvcache.block import BlockId
+from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHasher
 from kvcache.prefix_cache import PrefixCache
 from pipelines.node.prefill_request import check_wanted
 from pipelines.runtime.attempts import Attempts
-from pipelines.runtime.batching import StepBudget, blocks_for
+from pipelines.runtime.batching import Batcher, Policy, blocks_for
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.messages import (
     Admit,
@@ -37,10 +37,10 @@ from pipelines.runtime.messages import (
     ResetPrefixCache,
     Stop,
 )
-from pipelines.runtime.reservation import reserve_prompt
+from pipelines.runtime.replicas import Replicas
 from pipelines.runtime.scheduler import Batch
 from pipelines.types.text_output import TextGenerationOutput
-from prefill_nodes.prompt import Event, Prompt, State
+from prefill_nodes.prompt import STAGES, Event, Prompt, State
 from pronghorn.deadline import Deadline
 from pronghorn.errors import Cancelled, DeadlineExceeded, InsufficientBlocks, InvalidRequest, Overloaded, PronghornError
 from pronghorn.ids import Fence, RequestID
@@ -49,10 +49,13 @@ RETRY_AFTER_S = 1.0
 
 
 class PrefillScheduler:
-    def __init__(self, config: EngineConfig, cache: PrefixCache, hasher: BlockHasher) -> None:
+    def __init__(self, config: EngineConfig, caches: Sequence[PrefixCache], hasher: BlockHasher) -> None:
+        """One cache a replica."""
         self._config = config
-        self._cache = cache
-        self._hasher = hasher
+        self._replicas = Replicas[Prompt](config, caches, hasher)
+        policy = Policy.of(config, strategy="prefill_first", in_flight=False)
+        self._batcher = Batcher(config, policy, self._replicas.all)
+        self._arrivals = 0
         self._attempts: Attempts[Prompt] = Attempts()
         self._waiting: deque[Prompt] = deque()
         self._events: list[EngineEvent] = []
@@ -61,9 +64,8 @@ class PrefillScheduler:
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, now_s: float) -> Batch | None:
-        budget = StepBudget(self._config.max_batch_input_tokens)
-        contexts = [prompt.context for prompt in self._in(State.COMPUTING) if budget.take(prompt.context)]
-        return Batch(batches=[contexts]) if contexts else None
+        batches = self._batcher.next()
+        return Batch(batches=batches) if any(batches) else None
 
     def complete(
         self,
@@ -78,20 +80,20 @@ class PrefillScheduler:
             if (error := failures.get(context.request_id)) is not None:
                 self._fail(prompt, error)
                 continue
-            self._cache.commit(prompt.fence, context.tokens[:], context.tokens.processed_length)
+            self._cache(prompt).commit(prompt.fence, context.tokens[:], context.tokens.processed_length)
             if (output := outputs.get(context.request_id)) is not None:
                 self._report_first_token(prompt, output)
             self._report_complete_blocks(prompt)
         self._admit_waiting()
 
     def _report_first_token(self, prompt: Prompt, output: TextGenerationOutput) -> None:
-        prompt.apply(Event.FIRST_TOKEN)
+        self._apply(prompt, Event.FIRST_TOKEN)
         log_probabilities = output.log_probabilities[0] if output.log_probabilities else None
         self._events.append(FirstToken(prompt.fence, output.tokens[0], log_probabilities))
 
     def _report_complete_blocks(self, prompt: Prompt) -> None:
         if positions := prompt.take_complete(self._config.block_tokens):
-            table = self._cache.table(prompt.fence)
+            table = self._cache(prompt).table(prompt.fence)
             self._events.append(ChunkReady(prompt.fence, positions, [table[position] for position in positions]))
             prompt.read = True
 
@@ -105,7 +107,7 @@ class PrefillScheduler:
                 if (prompt := self._attempts.get(command.fence)) is not None:
                     self._end(prompt, Event.RELEASE)
             case ResetPrefixCache():
-                self._cache.reset()
+                self._replicas.reset_prefix_caches()
             case Admit() | Adopt() | PrefillHere() | Stop():
                 raise ValueError(f"{type(command).__name__} is no command for a prefill scheduler")
         self._admit_waiting()
@@ -124,7 +126,8 @@ class PrefillScheduler:
         command.context.reset()
         command.context.cached_prefix_length = None
         deadline = Deadline.after(now_s, command.budget_s)
-        prompt = Prompt(command.fence, command.context, deadline, list(command.wanted))
+        self._arrivals += 1
+        prompt = Prompt(command.fence, command.context, deadline, list(command.wanted), self._arrivals)
         if (refusal := self._refusal(prompt)) is not None:
             self._refuse(prompt.fence, refusal)
         else:
@@ -132,7 +135,7 @@ class PrefillScheduler:
             self._waiting.append(prompt)
 
     def _refusal(self, prompt: Prompt) -> PronghornError | None:
-        needed, total = self._blocks(prompt), self._cache.stats().total
+        needed, total = self._blocks(prompt), self._config.num_blocks
         if needed > total:
             return InsufficientBlocks(
                 f"the prompt needs {needed} blocks of {self._config.block_tokens} tokens, the whole pool has {total}; "
@@ -163,15 +166,14 @@ class PrefillScheduler:
 
     def _admit_waiting(self) -> None:
         """Give blocks and slots to those that wait, in order, until one finds no room."""
-        while self._waiting and len(self._in(State.COMPUTING)) < self._config.max_batch_size:
+        while self._waiting:
             prompt = self._waiting[0]
-            room = reserve_prompt(
-                self._cache, self._hasher, prompt.fence, prompt.context, prompt.prompt_tokens, spare_blocks=0
-            )
-            if not room:
+            replica = self._replicas.place(prompt.fence, prompt, prompt.prompt_tokens, room_to_grow=False)
+            if replica is None:
                 return
             self._waiting.popleft()
-            prompt.apply(Event.RESERVE)
+            prompt.replica = replica
+            self._apply(prompt, Event.RESERVE)
             self._report_complete_blocks(prompt)
 
     # --- ends --------------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class PrefillScheduler:
         if prompt.read:
             self._leave(prompt)
             self._attempts.retire(prompt)
-            prompt.apply(Event.CONDEMN)
+            self._apply(prompt, Event.CONDEMN)
         else:
             self._end(prompt, Event.FAIL)
         self._refuse(prompt.fence, error)
@@ -188,8 +190,16 @@ class PrefillScheduler:
     def _end(self, prompt: Prompt, event: Event) -> None:
         self._leave(prompt)
         if prompt.state is not State.WAITING:
-            self._cache.release(prompt.fence)
+            self._cache(prompt).release(prompt.fence)
         self._attempts.discard(prompt)
+        self._apply(prompt, event)
+
+    def _apply(self, prompt: Prompt, event: Event) -> None:
+        """Change the state, and with it the queue of its replica that the prompt stands in."""
+        before = STAGES.get(prompt.state)
+        prompt.apply(event)
+        if prompt.replica is not None:
+            prompt.replica.move(prompt, before, STAGES.get(prompt.state))
 
     def _leave(self, prompt: Prompt) -> None:
         """`prompt` takes part in nothing any more, whoever may still be reading its blocks."""
@@ -211,39 +221,42 @@ class PrefillScheduler:
         ended, self._ended = self._ended, []
         return ended
 
+    def take_copies(self) -> list[BlockCopy]:
+        return self._replicas.take_copies()
+
     def table(self, owner: RequestID) -> list[BlockId]:
         prompt = self._attempts.live(owner)
         assert prompt is not None, f"request {owner} is not held"
-        return self._cache.table(prompt.fence)
+        return self._cache(prompt).table(prompt.fence)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) or bool(self._in(State.COMPUTING))
+        return bool(self._waiting) or self._computing() > 0
 
     def load(self) -> EngineLoad:
-        pool = self._cache.stats()
-        return EngineLoad(
-            total_blocks=pool.total,
-            free_blocks=pool.free,
-            held_blocks=pool.held,
-            cached_blocks=pool.cached,
-            waiting=len(self._waiting),
-            running=len(self._in(State.COMPUTING)),
-            awaiting_blocks=len(self._in(State.SERVING, State.CONDEMNED)),
-        )
+        running, waiting = self._computing(), len(self._waiting)
+        awaiting_blocks = len(self._attempts) - running - waiting
+        gauges = self._replicas.block_gauges()
+        return EngineLoad(waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, **gauges)
 
     def check(self) -> None:
-        self._cache.check()
-        held = {prompt.fence for prompt in self._attempts if prompt.state is not State.WAITING}
-        assert set(self._cache.owners) == held, f"owners of blocks {set(self._cache.owners)}, prompts {held}"
-        assert list(self._waiting) == self._in(State.WAITING)
-        assert len(self._in(State.COMPUTING)) <= self._config.max_batch_size
+        self._replicas.check()
+        for replica in self._replicas:
+            mine = [prompt for prompt in self._attempts if prompt.replica is replica]
+            assert set(replica.cache.owners) == {prompt.fence for prompt in mine}
+            computing = [prompt for prompt in mine if prompt.state is State.COMPUTING]
+            assert set(map(id, replica.prompts)) == set(map(id, computing)) and replica.slots == len(computing)
+        waiting = [prompt for prompt in self._attempts if prompt.state is State.WAITING]
+        assert list(self._waiting) == waiting and all(prompt.replica is None for prompt in waiting)
 
     # --- small questions ---------------------------------------------------------------------------------------------
 
-    def _in(self, *states: State) -> list[Prompt]:
-        """Prompts in one of `states`, in order of arrival."""
-        return [prompt for prompt in self._attempts if prompt.state in states]
+    def _cache(self, prompt: Prompt) -> PrefixCache:
+        assert prompt.replica is not None, f"{prompt.fence} holds no block"
+        return prompt.replica.cache
+
+    def _computing(self) -> int:
+        return sum(replica.slots for replica in self._replicas)
 
     def _blocks(self, prompt: Prompt) -> int:
         return blocks_for(prompt.prompt_tokens, self._config.block_tokens)

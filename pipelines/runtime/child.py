@@ -98,10 +98,11 @@ def serve(build: BuildEngine) -> int:
 
 def _run(build: BuildEngine, link: ShellLink, memory_fd: int) -> None:
     start = link.take_start()
-    memory = BlockMemory.attach(memory_fd, start.config.num_blocks, start.block_bytes)
+    memory = BlockMemory.attach(memory_fd, start.config.total_blocks, start.block_bytes)
     parts = build(start.config, start.seed, memory)
     link.put(parts.ready)
-    EngineLoop(parts.scheduler, parts.pipeline, link, link, SystemClock(), start.config.report_period_s).run()
+    period_s = start.config.report_period_s
+    EngineLoop(parts.scheduler, parts.pipeline, memory, link, link, SystemClock(), period_s).run()
 
 
 def _last_word(link: ShellLink, error: PronghornError) -> int:

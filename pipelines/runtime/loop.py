@@ -1,9 +1,10 @@
 """The engine's one loop: take commands, sweep deadlines, compute a step, report.
 
-Knows a scheduler, a pipeline and two queues. Must not know processes, sockets or torch. It alone calls the scheduler
-and the pipeline, from one thread. What commands and deadlines cause is reported before the step, because a step is
-long; what the step causes right after it. With nothing to compute it waits in the inbox, never longer than until the
-next report is due.
+Knows a scheduler, a pipeline, the block memory and two queues. Must not know processes, sockets or torch. It alone
+calls the scheduler and the pipeline, from one thread, and makes the copies between blocks that the scheduler orders,
+before anything else happens to a block. What commands and deadlines cause is reported before the step, because a step
+is long; what the step causes right after it. With nothing to compute it waits in the inbox, never longer than until
+the next report is due.
 """
 
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class EngineLoop:
         self,
         scheduler: Scheduler,
         pipeline: TextPipeline,
+        memory: BlockMemory,
         inbox: Inbox,
         outbox: Outbox,
         clock: Clock,
@@ -68,6 +70,7 @@ class EngineLoop:
         """With `checked` the scheduler's invariants are asserted in every round."""
         self._scheduler = scheduler
         self._pipeline = pipeline
+        self._memory = memory
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
@@ -85,6 +88,7 @@ class EngineLoop:
     def _round(self) -> None:
         took_commands = self._take_commands()
         self._scheduler.sweep(self._clock.now_s())
+        self._copy_blocks()
         if events := self._scheduler.take_events():
             self._report(StepReport(events, self._scheduler.load()))
         stats = None if self._stopping else self._step()
@@ -104,6 +108,7 @@ class EngineLoop:
                 self._stopping = True
                 break
             self._scheduler.handle(command, self._clock.now_s())
+            self._copy_blocks()
         return bool(commands)
 
     def _step(self) -> CompletedBatchStats | None:
@@ -114,6 +119,7 @@ class EngineLoop:
         outputs, failures = self._execute(batch)
         ended_s = self._clock.now_s()
         self._scheduler.complete(batch, outputs, failures, ended_s)
+        self._copy_blocks()
         return CompletedBatchStats(
             batch_type=batch.batch_type,
             batch_size=batch.batch_size,
@@ -128,6 +134,10 @@ class EngineLoop:
             return self._pipeline.execute(batch), {}
         except RequestFailures as error:
             return error.outputs, error.failures
+
+    def _copy_blocks(self) -> None:
+        for copy in self._scheduler.take_copies():
+            self._memory.copy(copy.source, copy.destination)
 
     def _report(self, report: StepReport) -> None:
         self._outbox.put(report)

@@ -1,12 +1,14 @@
 """What the engine loop asks of a scheduler. Pure and synchronous: time is passed in, events are taken out.
 
-A scheduler owns the block pool and decides what each step computes. It never waits, and it never touches block bytes.
-Between `next_batch` and the `complete` of that batch nothing else is called.
+A scheduler owns the block pools and decides what each step computes. It never waits, and it never touches block bytes:
+it orders copies, and leaves them to the loop. Between `next_batch` and the `complete` of that batch nothing else is
+called.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from kvcache.block import BlockCopy
 from pipelines.runtime.messages import EngineCommand, EngineEvent, EngineLoad
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.text_context import TextContext
@@ -35,6 +37,10 @@ class Scheduler(Protocol):
         now_s: float,
     ) -> None:
         """`batch` was computed: its contexts are updated, save those in `failures`."""
+
+    def take_copies(self) -> list[BlockCopy]:
+        """What `handle`, `sweep` or `complete` has ordered. To be made in this order, right after that call: the blocks
+        copied into count as cached already."""
 
     def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""

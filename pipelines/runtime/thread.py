@@ -110,6 +110,7 @@ class ThreadEngine:
             EngineLoop(
                 parts.scheduler,
                 parts.pipeline,
+                self.memory,
                 self._inbox,
                 self,
                 SystemClock(),

@@ -1,6 +1,7 @@
 """Engines over the canary pipeline, and what tests of them need: configurations, memories, contexts."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -11,16 +12,20 @@ from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import EngineParts
 from pipelines.runtime.messages import EngineReady
+from pipelines.runtime.replicas import new_caches
+from pipelines.runtime.replicated_pipeline import ReplicatedPipeline
 from pipelines.runtime.scheduler import Scheduler
 from pipelines.types.eos import EOSTracker
 from pipelines.types.text_context import TextContext
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.errors import ConfigurationError
 from pronghorn.ids import RequestID
-from tests.fakes.canary_pipeline import VOCAB_SIZE, CanaryPipeline, block_bytes, canary_layout
+from tests.fakes.canary_pipeline import VOCAB_SIZE, BlockTables, CanaryPipeline, block_bytes, canary_layout
 
 SEED = bytes(range(32))
 MAX_LENGTH = 4096
+
+NewScheduler = Callable[[EngineConfig, Sequence[PrefixCache], BlockHasher], Scheduler]
 
 
 def canary_config(**changes: object) -> EngineConfig:
@@ -41,13 +46,33 @@ def canary_config(**changes: object) -> EngineConfig:
 
 
 def canary_memory(config: EngineConfig) -> BlockMemory:
-    return BlockMemory.create(config.num_blocks, block_bytes(config.block_tokens))
+    return BlockMemory.create(config.total_blocks, block_bytes(config.block_tokens))
 
 
-def canary_cache(config: EngineConfig) -> tuple[PrefixCache, BlockHasher]:
-    layout = canary_layout(config.block_tokens)
-    hasher = BlockHasher(config.hash_algo, SEED, config.model_name, None, layout)
-    return PrefixCache(config.num_blocks, hasher, enable_prefix_caching=config.enable_prefix_caching), hasher
+def canary_caches(config: EngineConfig, seed: bytes = SEED) -> tuple[list[PrefixCache], BlockHasher]:
+    hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, canary_layout(config.block_tokens))
+    return new_caches(config, hasher), hasher
+
+
+def canary_pipelines(
+    config: EngineConfig, memory: BlockMemory, tables: BlockTables, **options: Any
+) -> list[CanaryPipeline]:
+    """One a replica."""
+    return [
+        CanaryPipeline(
+            memory,
+            tables,
+            config.block_tokens,
+            max_batch_size=config.max_batch_size,
+            own_blocks=range(index * config.num_blocks, (index + 1) * config.num_blocks),
+            **options,
+        )
+        for index in range(config.data_parallel)
+    ]
+
+
+def canary_pipeline(pipelines: Sequence[CanaryPipeline]) -> CanaryPipeline | ReplicatedPipeline:
+    return pipelines[0] if len(pipelines) == 1 else ReplicatedPipeline(pipelines)
 
 
 def canary_context(
@@ -73,24 +98,22 @@ def build_canary_engine(
     config: EngineConfig,
     seed: bytes,
     memory: BlockMemory,
-    new_scheduler: Callable[[EngineConfig, PrefixCache, BlockHasher], Scheduler],
+    new_scheduler: NewScheduler,
 ) -> EngineParts:
     """Raises ConfigurationError, as a real engine does, for a model that it cannot serve."""
     path = urlsplit(config.model_path)
     if path.scheme != "canary":
         raise ConfigurationError(f"model {config.model_path} is not a canary")
     options = {name: float(value) for name, value in parse_qsl(path.query)}
-    layout = canary_layout(config.block_tokens)
-    hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, layout)
-    cache = PrefixCache(config.num_blocks, hasher, enable_prefix_caching=config.enable_prefix_caching)
-    scheduler = new_scheduler(config, cache, hasher)
-    pipeline = CanaryPipeline(
+    caches, hasher = canary_caches(config, seed)
+    scheduler = new_scheduler(config, caches, hasher)
+    pipelines = canary_pipelines(
+        config,
         memory,
         scheduler,
-        config.block_tokens,
-        max_batch_size=config.max_batch_size,
         step_s=options.get("step_s", 0.0),
         token_s=options.get("token_s", 0.0),
         break_on=int(options["break_on"]) if "break_on" in options else None,
     )
-    return EngineParts(scheduler, pipeline, EngineReady(layout, VOCAB_SIZE, MAX_LENGTH, 0.0))
+    ready = EngineReady(canary_layout(config.block_tokens), VOCAB_SIZE, MAX_LENGTH, 0.0)
+    return EngineParts(scheduler, canary_pipeline(pipelines), ready)

@@ -80,7 +80,8 @@ class BlockTables(Protocol):
 
 class CanaryPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationOutput]):
     """`step_s` and `token_s` make a step last; `fail_with` fails single requests; `break_with`, or a `break_on` token
-    among those computed, the whole engine; `gate`, while it is cleared, holds the engine inside a step."""
+    among those computed, the whole engine; `gate`, while it is cleared, holds the engine inside a step. It may touch
+    `own_blocks` and no others. Padding contexts are computed without any expectation of what their blocks hold."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class CanaryPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationO
         step_s: float = 0.0,
         token_s: float = 0.0,
         break_on: int | None = None,
+        own_blocks: range | None = None,
     ) -> None:
         assert memory.block_bytes == block_bytes(block_tokens)
         self._memory = memory
@@ -101,6 +103,7 @@ class CanaryPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationO
         self._step_s = step_s
         self._token_s = token_s
         self._break_on = break_on
+        self._own_blocks = range(memory.num_blocks) if own_blocks is None else own_blocks
         self.fail_with: dict[RequestID, PronghornError] = {}
         self.break_with: Exception | None = None
         self.gate = threading.Event()
@@ -138,6 +141,7 @@ class CanaryPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationO
         start, end = context.tokens.processed_length, context.tokens.current_position
         table = list(self._tables.table(context.request_id))
         assert len(set(table)) == len(table), f"request {context.request_id}: a block twice in its table {table}"
+        assert all(block in self._own_blocks for block in table), f"{table} is not of this replica's {self._own_blocks}"
         if len(table) * self._block_tokens < end:
             raise WrongBlock(f"request {context.request_id}: {len(table)} blocks do not hold {end} tokens")
         for position, digest in enumerate(prefix_digests(context.tokens[:end].tolist())):
@@ -145,12 +149,12 @@ class CanaryPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationO
             place = self._memory.block(table[index])[offset * KV_BYTES : (offset + 1) * KV_BYTES]
             if position >= start:
                 place[:] = digest
-            elif bytes(place) != digest:
+            elif bytes(place) != digest and not context._is_padding_ctx:
                 raise WrongBlock(
                     f"request {context.request_id}: block {table[index]} at position {index} does not hold token "
                     f"{position} of its prefix"
                 )
-        self.computed_tokens += end - start
+        self.computed_tokens += 0 if context._is_padding_ctx else end - start
 
     def _advance(self, context: TextContext) -> TextGenerationOutput | None:
         if context.tokens.actively_chunked:

@@ -3,20 +3,18 @@
 `check()` runs after every command and every step, and the canary checks every block that it reads.
 """
 
-from collections.abc import Callable
 from typing import TypeVar
 
-from kvcache.hashing import BlockHasher
-from kvcache.prefix_cache import PrefixCache
+from kvcache.block import BlockCopy
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.messages import EngineCommand, EngineEvent, Failed, TokenDelta
 from pipelines.runtime.request_failures import RequestFailures
-from pipelines.runtime.scheduler import Scheduler
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.text_context import TextContext
+from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import PronghornError
 from pronghorn.ids import Fence, Incarnation, RequestID
-from tests.fakes.canary_engine import canary_cache, canary_memory
+from tests.fakes.canary_engine import NewScheduler, canary_caches, canary_memory, canary_pipelines
 from tests.fakes.canary_pipeline import CanaryPipeline
 
 EventT = TypeVar("EventT")
@@ -28,31 +26,31 @@ def fence(name: str, attempt: int = 1, incarnation: str = "a" * 32) -> Fence:
 
 
 class EnginePlay:
-    def __init__(
-        self, config: EngineConfig, new_scheduler: Callable[[EngineConfig, PrefixCache, BlockHasher], Scheduler]
-    ) -> None:
+    def __init__(self, config: EngineConfig, new_scheduler: NewScheduler) -> None:
         self.config = config
         self.memory = canary_memory(config)
-        cache, hasher = canary_cache(config)
-        self.scheduler = new_scheduler(config, cache, hasher)
-        self.pipeline = CanaryPipeline(
-            self.memory, self.scheduler, config.block_tokens, max_batch_size=config.max_batch_size
-        )
+        caches, hasher = canary_caches(config)
+        self.scheduler = new_scheduler(config, caches, hasher)
+        self.pipelines = canary_pipelines(config, self.memory, self.scheduler)
+        """One a replica."""
+        self.copies: list[BlockCopy] = []
+        """Everything so far, as are the two below."""
         self.now_s = 0.0
         self.events: list[EngineEvent] = []
-        """Everything so far."""
         self.batches: list[TextGenerationInputs[TextContext]] = []
 
     def send(self, *commands: EngineCommand) -> list[EngineEvent]:
         """Give commands; the events that they caused."""
         for command in commands:
             self.scheduler.handle(command, self.now_s)
+            self._copy_blocks()
             self.scheduler.check()
         return self._take()
 
     def sweep(self, after_s: float) -> list[EngineEvent]:
         self.now_s += after_s
         self.scheduler.sweep(self.now_s)
+        self._copy_blocks()
         self.scheduler.check()
         return self._take()
 
@@ -63,14 +61,19 @@ class EnginePlay:
             self.scheduler.check()
             self._take()
             return None
-        assert batch.input_tokens <= self.config.max_batch_input_tokens
+        if self.config.enable_chunked_prefill:
+            assert max(batch.per_replica_input_tokens) <= self.config.max_batch_input_tokens
         self.batches.append(batch)
+        outputs: dict[RequestID, TextGenerationOutput] = {}
         failures: dict[RequestID, PronghornError] = {}
-        try:
-            outputs = self.pipeline.execute(batch)
-        except RequestFailures as error:
-            outputs, failures = error.outputs, error.failures
+        for pipeline, contexts in zip(self.pipelines, batch.batches, strict=True):
+            try:
+                outputs |= pipeline.execute(TextGenerationInputs([contexts])) if contexts else {}
+            except RequestFailures as error:
+                outputs |= error.outputs
+                failures |= error.failures
         self.scheduler.complete(batch, outputs, failures, self.now_s)
+        self._copy_blocks()
         self.scheduler.check()
         return self._take()
 
@@ -82,10 +85,21 @@ class EnginePlay:
                 return self.events[before:]
         raise AssertionError(f"still computing after {MAX_STEPS} steps")
 
+    def _copy_blocks(self) -> None:
+        for copy in self.scheduler.take_copies():
+            self.memory.copy(copy.source, copy.destination)
+            self.copies.append(copy)
+
     def _take(self) -> list[EngineEvent]:
         events = self.scheduler.take_events()
         self.events += events
         return events
+
+    @property
+    def pipeline(self) -> CanaryPipeline:
+        """The only one."""
+        (pipeline,) = self.pipelines
+        return pipeline
 
     # --- reading what came out ---------------------------------------------------------------------------------------
 

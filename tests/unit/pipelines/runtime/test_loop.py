@@ -55,7 +55,8 @@ class Rig:
     def __init__(self, *script: Sequence[EngineCommand], config: EngineConfig | None = None) -> None:
         self.config = config or canary_config()
         self.clock = ManualClock(100.0)
-        parts = build_canary_engine(self.config, bytes(32), canary_memory(self.config), DecodeScheduler)
+        memory = canary_memory(self.config)
+        parts = build_canary_engine(self.config, bytes(32), memory, DecodeScheduler)
         assert isinstance(parts.pipeline, CanaryPipeline)
         self.pipeline = parts.pipeline
         self.inbox = ScriptedInbox(self.clock, script)
@@ -63,6 +64,7 @@ class Rig:
         self.loop = EngineLoop(
             parts.scheduler,
             parts.pipeline,
+            memory,
             self.inbox,
             self.outbox,
             self.clock,

@@ -1,0 +1,91 @@
+"""The replicas of one engine: where a request goes, what is copied between their pools, and their sums.
+
+Knows pools and slots. Must not know commands, states or what a batch is. Invariant: a request that is placed has a
+slot and all its blocks on one replica, the least loaded one that has room.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic
+
+from kvcache.block import BlockCopy
+from kvcache.hashing import BlockHasher
+from kvcache.prefix_cache import PrefixCache
+from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.replica import Replica, WorkT
+from pipelines.runtime.reservation import reserve_prompt
+
+
+def new_caches(config: EngineConfig, hasher: BlockHasher) -> list[PrefixCache]:
+    """One pool a replica, over its share of the one block memory."""
+    return [
+        PrefixCache(
+            config.num_blocks,
+            hasher,
+            first_block=index * config.num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        for index in range(config.data_parallel)
+    ]
+
+
+class Replicas(Generic[WorkT]):
+    def __init__(self, config: EngineConfig, caches: Sequence[PrefixCache], hasher: BlockHasher) -> None:
+        assert len(caches) == config.data_parallel
+        self.all = [Replica[WorkT](index, cache) for index, cache in enumerate(caches)]
+        self._hasher = hasher
+        self._max_batch_size = config.max_batch_size
+        self._others: list[Sequence[PrefixCache]] = [
+            [other for other in caches if other is not cache] if config.enable_dp_cross_replica_prefix_copy else []
+            for cache in caches
+        ]
+        self._copies: list[BlockCopy] = []
+
+    def __iter__(self) -> Iterator[Replica[WorkT]]:
+        return iter(self.all)
+
+    @property
+    def caches(self) -> list[PrefixCache]:
+        return [replica.cache for replica in self.all]
+
+    def place(self, owner: Hashable, work: WorkT, num_tokens: int, *, room_to_grow: bool) -> Replica[WorkT] | None:
+        """Blocks for `num_tokens` tokens of `work` on the least loaded replica that has a slot and these; None where
+        none has. With `room_to_grow` a block stays free there for each slot that is taken."""
+        for replica in sorted(self.all, key=lambda replica: replica.slots):
+            if replica.slots >= self._max_batch_size:
+                return None
+            copies = reserve_prompt(
+                replica.cache,
+                self._hasher,
+                owner,
+                work.context,
+                num_tokens,
+                spare_blocks=replica.slots if room_to_grow else 0,
+                others=self._others[replica.index],
+            )
+            if copies is not None:
+                self._copies += copies
+                return replica
+        return None
+
+    def take_copies(self) -> list[BlockCopy]:
+        copies, self._copies = self._copies, []
+        return copies
+
+    def reset_prefix_caches(self) -> None:
+        for replica in self.all:
+            replica.cache.reset()
+
+    def block_gauges(self) -> dict[str, int]:
+        """What `EngineLoad` says of blocks, over all replicas."""
+        pools = [replica.cache.stats() for replica in self.all]
+        return {
+            "total_blocks": sum(pool.total for pool in pools),
+            "free_blocks": sum(pool.free for pool in pools),
+            "held_blocks": sum(pool.held for pool in pools),
+            "cached_blocks": sum(pool.cached for pool in pools),
+        }
+
+    def check(self) -> None:
+        for replica in self.all:
+            replica.check()
+            assert replica.slots <= self._max_batch_size
