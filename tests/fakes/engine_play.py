@@ -37,6 +37,8 @@ class EnginePlay:
         """Everything so far, as are the two below."""
         self.now_s = 0.0
         self.events: list[EngineEvent] = []
+        self.plans: list[list[list[tuple[str, int]]]] = []
+        """Of each step and replica: whose window was computed, and how long it was."""
         self.batches: list[TextGenerationInputs[TextContext]] = []
 
     def send(self, *commands: EngineCommand) -> list[EngineEvent]:
@@ -64,6 +66,7 @@ class EnginePlay:
         if self.config.enable_chunked_prefill:
             assert max(batch.per_replica_input_tokens) <= self.config.max_batch_input_tokens
         self.batches.append(batch)
+        self.plans.append([[(c.request_id.value, c.tokens.active_length) for c in part] for part in batch.batches])
         outputs: dict[RequestID, TextGenerationOutput] = {}
         failures: dict[RequestID, PronghornError] = {}
         for pipeline, contexts in zip(self.pipelines, batch.batches, strict=True):
