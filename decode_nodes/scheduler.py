@@ -324,6 +324,7 @@ class DecodeScheduler:
 
     def check(self) -> None:
         self._replicas.check()
+        self._batcher.check()
         for replica in self._replicas:
             mine = {sequence.fence for sequence in self._attempts if sequence.replica is replica}
             owners = {owner for owner in replica.cache.owners if not self._padding.holds(owner)}

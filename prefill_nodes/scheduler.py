@@ -241,6 +241,7 @@ class PrefillScheduler:
 
     def check(self) -> None:
         self._replicas.check()
+        self._batcher.check()
         for replica in self._replicas:
             mine = [prompt for prompt in self._attempts if prompt.replica is replica]
             assert set(replica.cache.owners) == {prompt.fence for prompt in mine}

@@ -128,6 +128,12 @@ class Batcher(Generic[WorkT]):
         """The contexts of the next step, by replica. Cuts the windows of those that are chunked."""
         return [self._fill(replica, first) for replica, first in zip(self._replicas, self._decide(), strict=True)]
 
+    def check(self) -> None:
+        """AssertionError where a kind of work was passed over for longer than configured, with a turn for each replica
+        on which something else was overdue as well."""
+        bound = self._policy.max_passed_over_steps + len(self._replicas)
+        assert all(steps < bound for passed_over in self._passed_over for steps in passed_over.values())
+
     # --- which kind comes first --------------------------------------------------------------------------------------
 
     def _decide(self) -> list[BatchType | None]:

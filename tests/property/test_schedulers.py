@@ -1,7 +1,8 @@
 """Both schedulers under any order of commands, steps and deadlines, over the canary, which checks every block.
 
 The shell played here keeps its half of the contract: it writes wanted blocks between Reserved and its next word, and
-answers a Failed with Release. Everything else it does in any order, late and repeated words included.
+answers a Failed with Release. Everything else it does in any order, late and repeated words included. `check`, which
+runs after every command and every step, sees to the budgets and to it that nothing is passed over for too long.
 """
 
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +30,22 @@ from tests.fakes.engine_play import EnginePlay, fence
 
 NAMES = ["a", "b", "c"]
 NEW_TOKENS = 12
+
+POLICIES = st.fixed_dictionaries(
+    {
+        "data_parallel": st.sampled_from([1, 2]),
+        "scheduling_strategy": st.sampled_from([None, "prefill_first", "decode_first", "balanced", "per_replica"]),
+        "enable_in_flight_batching": st.sampled_from([None, False, True]),
+        "enable_chunked_prefill": st.booleans(),
+        "chunked_prefill_min_chunk_size": st.sampled_from([0, 3, 8]),
+        "max_batch_total_tokens": st.sampled_from([None, 24, 64]),
+        "kv_pressure_fraction": st.sampled_from([0.0, 0.5, 0.9]),
+        "max_passed_over_steps": st.sampled_from([1, 3, 32]),
+        "enable_dp_cross_replica_prefix_copy": st.booleans(),
+        "device_graph_capture": st.booleans(),
+    }
+)
+"""Every policy keeps every promise."""
 
 Move = tuple[str, str, int]
 """What, on which request, and a number that says how."""
@@ -74,6 +91,16 @@ class Shell:
             for e in self.engine.events
         )
 
+    def end_pulls(self) -> None:
+        """Answer what has failed, and let go of what was never decided, until all that is left has had its way."""
+        self.engine.send(*(Release(one) for one in self.prompts if self.over(one)))
+        self.engine.run()
+        while pulled := [one for one in self.prompts if self.reserved(one) and not self.over(one)]:
+            for one in pulled:
+                self.engine.send(Release(one))
+                del self.prompts[one]
+            self.engine.run()
+
     def release_all(self) -> None:
         self.engine.send(*(Release(one) for one in self.prompts))
         load = self.engine.scheduler.load()
@@ -82,19 +109,20 @@ class Shell:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    moves("pull", "local", "adopt", "here", "here_token", "release", "reset", "late", "sweep", "step", "step", "step")
+    POLICIES,
+    moves("pull", "local", "adopt", "here", "here_token", "release", "reset", "late", "sweep", "step", "step", "step"),
 )
-def test_decode_says_each_token_once_and_gives_every_block_back(script: list[Move]) -> None:
-    engine = EnginePlay(canary_config(num_blocks=14, max_batch_size=3, max_waiting=3), DecodeScheduler)
+def test_decode_says_each_token_once_and_gives_every_block_back(policy: dict[str, object], script: list[Move]) -> None:
+    engine = EnginePlay(canary_config(num_blocks=14, max_batch_size=3, max_waiting=3, **policy), DecodeScheduler)
     shell = Shell(engine)
     for kind, name, number in script:
         decode_move(shell, kind, name, number)
     engine.run()
+    shell.end_pulls()
     for one, prompt in shell.prompts.items():
         said = [*shell.delivered[one], *engine.tokens_of(one)]
         assert said == continuation(prompt, len(said))
-        if shell.over(one):
-            engine.last_word_of(one)
+        engine.last_word_of(one)
     shell.release_all()
 
 
@@ -134,9 +162,11 @@ def decode_move(shell: Shell, kind: str, name: str, number: int) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(moves("prefill", "prefill", "release", "reset", "sweep", "step", "step", "step"))
-def test_prefill_reports_right_blocks_once_and_keeps_them_until_release(script: list[Move]) -> None:
-    engine = EnginePlay(canary_config(num_blocks=14, max_batch_size=3, max_waiting=3), PrefillScheduler)
+@given(POLICIES, moves("prefill", "prefill", "release", "reset", "sweep", "step", "step", "step"))
+def test_prefill_reports_right_blocks_once_and_keeps_them_until_release(
+    policy: dict[str, object], script: list[Move]
+) -> None:
+    engine = EnginePlay(canary_config(num_blocks=14, max_batch_size=3, max_waiting=3, **policy), PrefillScheduler)
     shell = Shell(engine)
     for kind, name, number in script:
         one = shell.newest(name)
