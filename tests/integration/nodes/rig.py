@@ -24,6 +24,7 @@ from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import EngineParts
 from pipelines.runtime.port import EnginePort
 from pipelines.runtime.process import ProcessEngine
+from pipelines.runtime.replicated_pipeline import ReplicatedPipeline
 from pipelines.runtime.thread import ThreadEngine
 from pipelines.types import wire
 from pipelines.types.frames import (
@@ -76,9 +77,20 @@ class CanaryEngine:
         return self._parts
 
     @property
+    def pipelines(self) -> list[CanaryPipeline]:
+        """One a replica."""
+        built = self._parts.pipeline
+        pipelines = built.replicas if isinstance(built, ReplicatedPipeline) else [built]
+        return [pipeline for pipeline in pipelines if isinstance(pipeline, CanaryPipeline)]
+
+    @property
     def pipeline(self) -> CanaryPipeline:
-        assert isinstance(self._parts.pipeline, CanaryPipeline)
-        return self._parts.pipeline
+        (pipeline,) = self.pipelines
+        return pipeline
+
+    def open_gates(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.gate.set()
 
 
 class Orchestrator:
@@ -193,7 +205,7 @@ class Rig:
     ) -> tuple[PrefillNode, CanaryEngine]:
         canary = CanaryEngine(self.node_config(**engine).engine, PrefillScheduler)
         node = await self.prefill_over(canary.port, name, seed, **engine)
-        self._stack.callback(canary.pipeline.gate.set)  # a held engine could not stop
+        self._stack.callback(canary.open_gates)  # a held engine could not stop
         return node, canary
 
     async def decode(
@@ -201,7 +213,7 @@ class Rig:
     ) -> tuple[DecodeNode, CanaryEngine]:
         canary = CanaryEngine(self.node_config(**engine).engine, DecodeScheduler)
         node = await self.decode_over(canary.port, name, seed, stall_timeout_s, **engine)
-        self._stack.callback(canary.pipeline.gate.set)  # a held engine could not stop
+        self._stack.callback(canary.open_gates)  # a held engine could not stop
         return node, canary
 
     async def prefill_over(
@@ -296,10 +308,10 @@ def target(node: PrefillNode, **changes: Any) -> PrefillTarget:
     return msgspec.structs.replace(honest, **changes)
 
 
-async def holds(node: Node) -> None:
-    """Wait until the node holds an attempt."""
+async def holds(node: Node, attempts: int = 1) -> None:
+    """Wait until the node holds so many attempts."""
     async with asyncio.timeout(PATIENCE_S):
-        while node.in_flight == 0:  # noqa: ASYNC110  # asked from outside, which no event reaches
+        while node.in_flight < attempts:  # noqa: ASYNC110  # asked from outside, which no event reaches
             await asyncio.sleep(0.005)
 
 
