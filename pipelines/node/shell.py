@@ -20,6 +20,7 @@ import msgspec
 
 from kvcache.handshake import Identity
 from kvcache.registry import NodeRecord, NodeRegistry
+from pipelines.node.batch_log import BatchLog
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
 from pipelines.node.registration import Registration
@@ -103,6 +104,7 @@ class NodeShell:
         self.state = NodeState.STARTING
         self.counters = counters
         self.link = EngineLink(engine, clock, config.engine.stall_timeout_s)
+        self._batches = BatchLog(name, counters, config.batch_log_period_s)
         self._seed_digest = seed_digest
         self._config = config
         self._clock = clock
@@ -118,7 +120,7 @@ class NodeShell:
         """Start engine and server; on failure nothing is left running. Raises the engine's or the server's error."""
         self._work = work
         try:
-            ready = await self.link.start(self._owner, work.on_report, self._on_engine_death)
+            ready = await self.link.start(self._owner, self._on_report, self._on_engine_death)
             self.identity = Identity(
                 role=self.role,
                 name=self.name,
@@ -188,6 +190,10 @@ class NodeShell:
             self._work.sweep(self._clock.now_s())
             await asyncio.sleep(HEARTBEAT_PERIOD_S)
 
+    def _on_report(self, report: StepReport) -> None:
+        self._batches.note(report, self._clock.now_s())
+        self._work.on_report(report)
+
     def _on_engine_death(self, error: PronghornError) -> None:
         log.error("node %s: the engine is gone, %d in flight fail: %s", self.name, self._work.in_flight, error.message)
         self.counters.count("engine_died")
@@ -217,6 +223,8 @@ class NodeShell:
             in_flight=self._work.in_flight,
             draining=self.state is NodeState.DRAINING,
             counters=self.counters.snapshot(),
+            prompt_throughput=self._batches.prompt_throughput,
+            generation_throughput=self._batches.generation_throughput,
             **msgspec.structs.asdict(load),
         )
 

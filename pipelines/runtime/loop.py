@@ -91,14 +91,14 @@ class EngineLoop:
         self._copy_blocks()
         if events := self._scheduler.take_events():
             self._report(StepReport(events, self._scheduler.load()))
-        stats = None if self._stopping else self._step()
+        stats, prompt_tokens = (None, 0) if self._stopping else self._step()
         self._stepped = stats is not None
         for request_id in self._scheduler.take_ended():
             self._pipeline.release(request_id)
         if self._checked:
             self._scheduler.check()
         if self._stepped or took_commands or self._clock.now_s() >= self._report_due_s:
-            self._report(StepReport(self._scheduler.take_events(), self._scheduler.load(), stats))
+            self._report(StepReport(self._scheduler.take_events(), self._scheduler.load(), stats, prompt_tokens))
 
     def _take_commands(self) -> bool:
         now_s = self._clock.now_s()
@@ -111,16 +111,18 @@ class EngineLoop:
             self._copy_blocks()
         return bool(commands)
 
-    def _step(self) -> CompletedBatchStats | None:
+    def _step(self) -> tuple[CompletedBatchStats | None, int]:
+        """Compute a batch; what it came to, and its prompt tokens."""
         batch = self._scheduler.next_batch(self._clock.now_s())
         if batch is None:
-            return None
+            return None, 0
+        prompt_tokens = _prompt_tokens(batch)
         started_s = self._clock.now_s()
         outputs, failures = self._execute(batch)
         ended_s = self._clock.now_s()
         self._scheduler.complete(batch, outputs, failures, ended_s)
         self._copy_blocks()
-        return CompletedBatchStats(
+        stats = CompletedBatchStats(
             batch_type=batch.batch_type,
             batch_size=batch.batch_size,
             num_input_tokens=batch.input_tokens,
@@ -128,6 +130,7 @@ class EngineLoop:
             execution_time_s=ended_s - started_s,
             num_output_tokens=sum(len(output.tokens) for output in outputs.values()),
         )
+        return stats, prompt_tokens
 
     def _execute(self, batch: Batch) -> tuple[dict[RequestID, TextGenerationOutput], dict[RequestID, PronghornError]]:
         try:
@@ -142,3 +145,9 @@ class EngineLoop:
     def _report(self, report: StepReport) -> None:
         self._outbox.put(report)
         self._report_due_s = self._clock.now_s() + self._report_period_s
+
+
+def _prompt_tokens(batch: Batch) -> int:
+    """A running sequence's window is one token that was generated; every other window is of a prompt."""
+    windows = (context.tokens for context in batch.flat_batch)
+    return sum(w.active_length for w in windows if w.generated_length == 0 or w.active_length > 1)

@@ -142,6 +142,8 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     events: list[EngineEvent]
     load: EngineLoad
     stats: CompletedBatchStats | None = None
+    prompt_tokens: int = 0
+    """Of the batch's input tokens, those of prompts; the others are each a sequence's last token."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

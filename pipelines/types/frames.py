@@ -107,3 +107,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     awaiting_blocks: int
     draining: bool = False
     counters: dict[str, int] = {}
+    """Beside what happened to requests: `batches`, `prompt_tokens` computed and `generated_tokens`, since the start."""
+    prompt_throughput: float = 0.0
+    """Tokens a second of the last step that had prompts in it."""
+    generation_throughput: float = 0.0
+    """Tokens a second of the last step."""

@@ -123,3 +123,16 @@ async def test_a_port_in_use_is_named_and_leaves_nothing_running(rig: Rig) -> No
     port = int(decode.shell.address.rsplit(":", 1)[1])
     with pytest.raises(ConfigurationError, match=str(port)):
         await rig.decode("decode-2", port=port)
+
+
+async def test_status_tells_of_the_batches_that_were_computed(rig: Rig) -> None:
+    prefill, _ = await rig.prefill()
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    await orchestrator.result(await orchestrator.submit(TOKENS, 6, target(prefill)))
+    await at_rest(prefill, decode)
+    of_prefill, of_decode = [await rig.status(node) for node in (prefill, decode)]
+    assert of_prefill.counters["batches.CE"] == 3 and of_prefill.counters["prompt_tokens"] == len(TOKENS)
+    assert of_decode.counters["batches.TG"] == 5 and of_decode.counters["prompt_tokens"] == 0
+    assert (of_prefill.counters["generated_tokens"], of_decode.counters["generated_tokens"]) == (1, 5)
+    assert of_prefill.prompt_throughput > 0 and of_decode.generation_throughput > 0

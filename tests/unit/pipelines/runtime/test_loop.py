@@ -22,7 +22,7 @@ from pronghorn.clock import ManualClock
 from pronghorn.errors import InternalError
 from pronghorn.ids import RequestID
 from tests.fakes.canary_engine import build_canary_engine, canary_config, canary_context, canary_memory
-from tests.fakes.canary_pipeline import CanaryPipeline, continuation
+from tests.fakes.canary_pipeline import CanaryPipeline, continuation, expected_block
 from tests.fakes.engine_play import fence
 
 
@@ -55,22 +55,27 @@ class Rig:
     def __init__(self, *script: Sequence[EngineCommand], config: EngineConfig | None = None) -> None:
         self.config = config or canary_config()
         self.clock = ManualClock(100.0)
-        memory = canary_memory(self.config)
-        parts = build_canary_engine(self.config, bytes(32), memory, DecodeScheduler)
-        assert isinstance(parts.pipeline, CanaryPipeline)
-        self.pipeline = parts.pipeline
+        self.memory = canary_memory(self.config)
+        parts = build_canary_engine(self.config, bytes(32), self.memory, DecodeScheduler)
+        self._pipeline = parts.pipeline
         self.inbox = ScriptedInbox(self.clock, script)
         self.outbox = ListOutbox()
         self.loop = EngineLoop(
             parts.scheduler,
             parts.pipeline,
-            memory,
+            self.memory,
             self.inbox,
             self.outbox,
             self.clock,
             self.config.report_period_s,
             checked=True,
         )
+
+    @property
+    def pipeline(self) -> CanaryPipeline:
+        """Of an engine of one replica."""
+        assert isinstance(self._pipeline, CanaryPipeline)
+        return self._pipeline
 
     def tokens(self) -> list[int]:
         events = [event for report in self.outbox.reports for event in report.events]
@@ -102,6 +107,28 @@ def test_with_work_it_does_not_wait_and_reports_every_step_with_its_stats() -> N
         (BatchType.TG, 1, 4, 1),
     ]
     assert rig.pipeline.released == [RequestID("one")]
+
+
+def test_the_prompt_tokens_of_a_mixed_step_are_told_from_the_tokens_that_sequences_feed() -> None:
+    rig = Rig([admit("one")], [admit("two", prompt=(5, 6, 7, 8))])
+    rig.loop.run()
+    steps = [(report.stats.num_input_tokens, report.prompt_tokens) for report in rig.outbox.reports if report.stats]
+    assert steps == [(3, 3), (5, 4)]
+
+
+def test_copies_between_replicas_are_made_before_what_they_cause_is_reported() -> None:
+    config = canary_config(data_parallel=2)
+    prompt = range(1, 15)
+    rig = Rig(
+        [admit("warm", prompt=prompt, new_tokens=1)],
+        [admit("busy", here=False, prompt=(7, 8)), admit("pulled", here=False, prompt=prompt)],
+        config=config,
+    )
+    rig.loop.run()
+    reserved = [event for report in rig.outbox.reports for event in report.events if isinstance(event, Reserved)][1]
+    assert reserved.cached_blocks == 3 and all(block >= config.num_blocks for block in reserved.block_ids)
+    for position, block in enumerate(reserved.block_ids[:3]):
+        assert bytes(rig.memory.block(block)) == expected_block(list(prompt), position, config.block_tokens)
 
 
 def test_what_a_command_causes_is_reported_before_the_step() -> None:
