@@ -51,6 +51,7 @@ def build_text_engine(
 
 def of_replica(config: EngineConfig, index: int) -> EngineConfig:
     """`config` as the pipeline of one replica takes it: on a device of its own where devices are numbered."""
-    if config.data_parallel == 1 or config.device == "cpu":
+    if config.data_parallel == 1:
         return config
-    return msgspec.structs.replace(config, device=f"{config.device}:{index}")
+    device = config.device if config.device == "cpu" else f"{config.device}:{index}"
+    return msgspec.structs.replace(config, data_parallel=1, device=device)

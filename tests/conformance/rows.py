@@ -76,7 +76,6 @@ ROWS: dict[int, str] = {
 OPEN: dict[int, str] = {
     24: "masking below the minimum length, in the sampler",
     30: "one copy of a block that two requests compute at the same time",
-    51: "generation before prefill when KV is short",
     59: "embeddings, metrics",
     62: "reasoning token details",
     67: "trace context",

@@ -19,6 +19,7 @@ async def assert_exact(orchestrator: Orchestrator, fences: list[Fence], prompts:
 
 
 @pytest.mark.parametrize(("prefill_replicas", "decode_replicas"), [(2, 2), (1, 2), (2, 1)])
+@pytest.mark.conformance(52)
 async def test_prefill_and_decode_nodes_may_have_any_number_of_replicas(
     rig: Rig, prefill_replicas: int, decode_replicas: int
 ) -> None:
@@ -45,6 +46,7 @@ async def test_prefill_and_decode_nodes_may_have_any_number_of_replicas(
         {"enable_dp_cross_replica_prefix_copy": False},
     ],
 )
+@pytest.mark.conformance(52)
 async def test_an_aggregated_node_gives_the_same_tokens_under_every_policy(rig: Rig, policy: dict[str, Any]) -> None:
     decode, engine = await rig.decode(data_parallel=2, **policy)
     orchestrator = await rig.orchestrator(decode)
@@ -54,6 +56,7 @@ async def test_an_aggregated_node_gives_the_same_tokens_under_every_policy(rig: 
     await at_rest(decode)
 
 
+@pytest.mark.conformance(52)
 async def test_a_prefix_that_the_other_replica_has_is_neither_pulled_nor_computed(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
     decode, engine = await rig.decode(data_parallel=2)

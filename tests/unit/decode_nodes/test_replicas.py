@@ -47,6 +47,7 @@ def at_rest(engine: EnginePlay) -> bool:
 # --- placement -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(52)
 def test_requests_go_to_the_least_loaded_replica_and_each_computes_its_own() -> None:
     engine = play()
     for index, name in enumerate("abc"):
@@ -58,6 +59,7 @@ def test_requests_go_to_the_least_loaded_replica_and_each_computes_its_own() -> 
     assert at_rest(engine)
 
 
+@pytest.mark.conformance(52)
 def test_pulled_sequences_count_as_load_and_a_free_place_is_taken_first() -> None:
     engine = play()
     blocks: dict[str, range] = {}
@@ -104,6 +106,7 @@ def test_a_prompt_has_to_fit_one_pool() -> None:
 # --- the prefix of another replica -----------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(52)
 def test_what_another_replica_has_cached_is_copied_and_not_computed() -> None:
     engine, prompt = play(), prompt_of(14)
     admit(engine, "warm", prompt, 1)
@@ -132,6 +135,7 @@ def test_copied_blocks_are_not_pulled() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"enable_dp_cross_replica_prefix_copy": False}, {"enable_prefix_caching": False}])
+@pytest.mark.conformance(52)
 def test_nothing_is_copied_where_that_is_off(changes: dict[str, object]) -> None:
     engine, prompt = play(**changes), prompt_of(14)
     admit(engine, "warm", prompt, 1)
@@ -156,6 +160,7 @@ def test_tenants_do_not_copy_from_each_other() -> None:
 # --- preemption ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(51)
 def test_a_replica_preempts_its_own_newest_and_the_other_is_left_alone() -> None:
     engine = play(num_blocks=8)
     prompts = {name: prompt_of(6, 100 * index + 1) for index, name in enumerate("abcd")}
@@ -205,6 +210,7 @@ def test_sequences_first_without_mixing() -> None:
     assert engine.plans == [[[("a", 6)]], [[("a", 1)]], [[("a", 1)]], [[("b", 16)]], [[("b", 4)]]]
 
 
+@pytest.mark.conformance(50)
 def test_a_prompt_is_not_starved_by_sequences_that_keep_coming() -> None:
     engine = play(
         1,
@@ -225,6 +231,7 @@ def test_a_prompt_is_not_starved_by_sequences_that_keep_coming() -> None:
     assert engine.tokens_of(waiting) == continuation(prompt_of(20), 2)
 
 
+@pytest.mark.conformance(50)
 def test_only_the_last_prompt_of_a_replica_is_cut_and_it_is_the_next_ones_first() -> None:
     engine = play(max_batch_input_tokens=10)
     for index, name in enumerate("abcdef"):
@@ -256,6 +263,7 @@ def test_without_chunks_a_long_prompt_is_computed_whole_and_closes_the_step() ->
     assert engine.plans == [[[("a", 6), ("b", 30)]], [[("c", 5)]]]
 
 
+@pytest.mark.conformance(51)
 def test_under_pressure_sequences_are_finished_before_prompts_are_begun() -> None:
     changes: dict[str, object] = {"scheduling_strategy": "per_replica", "enable_in_flight_batching": False}
     engine = play(1, num_blocks=10, kv_pressure_fraction=0.5, **changes)
@@ -269,6 +277,7 @@ def test_under_pressure_sequences_are_finished_before_prompts_are_begun() -> Non
 # --- padding ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.conformance(53)
 def test_decode_batches_are_padded_to_the_longest_replica_and_dummies_live_one_batch_longer() -> None:
     engine = play(device_graph_capture=True)
     fences = [admit(engine, name, prompt_of(6, 100 * i + 1), 4) for i, name in enumerate("abc")]
@@ -296,6 +305,7 @@ def test_decode_batches_are_padded_to_the_longest_replica_and_dummies_live_one_b
 
 
 @pytest.mark.parametrize("changes", [{"device_graph_capture": False}, {"device_graph_capture": True, "replicas": 1}])
+@pytest.mark.conformance(53)
 def test_without_graph_capture_or_with_one_replica_nothing_is_padded(changes: dict[str, int]) -> None:
     engine = play(**changes)
     for index, name in enumerate("abc"):

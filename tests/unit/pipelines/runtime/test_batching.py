@@ -28,6 +28,7 @@ def windows(budget: StepBudget, *lengths: int) -> list[int]:
     return taken
 
 
+@pytest.mark.conformance(50)
 def test_windows_are_taken_whole_until_the_last_is_cut_to_what_is_left() -> None:
     assert windows(StepBudget(10), 4, 9, 1) == [4, 6]
 
@@ -55,15 +56,18 @@ def test_a_partial_block_counts_as_one() -> None:
         ((2, 9, 1), [2, 5]),  # 8 tokens are left, and the cut closes the batch
     ],
 )
+@pytest.mark.conformance(50)
 def test_neither_piece_of_a_cut_prompt_is_below_the_least_chunk(lengths: tuple[int, ...], taken: list[int]) -> None:
     assert windows(StepBudget(10, min_chunk_tokens=4), *lengths) == taken
 
 
+@pytest.mark.conformance(50)
 def test_without_chunks_the_prompt_that_overflows_is_admitted_and_closes_the_batch() -> None:
     assert windows(StepBudget(10, chunked=False), 4, 5, 30, 1) == [4, 5, 30]
     assert windows(StepBudget(10, chunked=False), 4, 6, 30) == [4, 6]
 
 
+@pytest.mark.conformance(50)
 def test_total_context_is_counted_in_whole_blocks_and_never_cuts() -> None:
     def budget() -> StepBudget:
         return StepBudget(100, max_total_tokens=16, block_tokens=4)
@@ -160,6 +164,7 @@ class Play:
         ("balanced", ["ct"], ["c"]),
     ],
 )
+@pytest.mark.conformance(50)
 def test_a_strategy_decides_which_kind_is_computed_and_where(
     strategy: SchedulingStrategy, queues: list[str], batches: list[str]
 ) -> None:
@@ -176,6 +181,7 @@ def test_a_strategy_decides_which_kind_is_computed_and_where(
         ("decode_first", ["c", "t", ""], ["c", "t", ""]),
     ],
 )
+@pytest.mark.conformance(50)
 def test_with_in_flight_batching_the_other_kind_fills_what_is_left(
     strategy: SchedulingStrategy, queues: list[str], batches: list[str]
 ) -> None:
@@ -197,6 +203,7 @@ def test_in_flight_a_prompt_has_to_fit_beside_the_sequences_context() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["prefill_first", "balanced", "per_replica"])
+@pytest.mark.conformance(51)
 def test_under_pressure_on_the_pool_sequences_come_first(strategy: SchedulingStrategy) -> None:
     play = Play("ct", strategy=strategy, num_blocks=10)
     play.press(0, 9)
@@ -225,6 +232,7 @@ def test_pressure_is_a_replicas_own_and_where_it_is_high_can_be_configured() -> 
         ("prefill_first", ["t", "c"], ["", "c"], ["t", ""]),
     ],
 )
+@pytest.mark.conformance(50)
 def test_what_was_passed_over_often_enough_comes_first_once(
     strategy: SchedulingStrategy, queues: list[str], passed_over: list[str], instead: list[str]
 ) -> None:

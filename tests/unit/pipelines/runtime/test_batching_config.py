@@ -36,6 +36,7 @@ def config(**changes: Any) -> EngineConfig:
         ({"device": "cuda:1", "data_parallel": 2}, "device: 'cuda:1' is one device, and data_parallel"),
     ],
 )
+@pytest.mark.conformance(50)
 def test_a_limit_out_of_bounds_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
         config(**changes)

@@ -43,6 +43,7 @@ class Play:
         return {name: a.output if isinstance(a, Done) else a.error.kind for name, a in said.items()}
 
 
+@pytest.mark.conformance(54)
 def test_what_waits_is_computed_in_order_of_arrival_a_batch_at_a_time() -> None:
     play = Play()
     assert play.begin() is None and not play.scheduler.has_work
@@ -69,6 +70,7 @@ def test_contexts_reach_the_batch_untouched() -> None:
     assert play.scheduler.next_batch(0.0) == [{RequestID("a"): "text of a"}]
 
 
+@pytest.mark.conformance(54)
 def test_a_request_that_is_cancelled_while_it_waits_is_never_computed() -> None:
     play = Play()
     play.submit("a", "b")
@@ -77,6 +79,7 @@ def test_a_request_that_is_cancelled_while_it_waits_is_never_computed() -> None:
     assert play.begin() == [["b"]]
 
 
+@pytest.mark.conformance(54)
 def test_a_request_that_is_cancelled_while_it_runs_is_answered_at_once_and_its_output_dropped() -> None:
     play = Play()
     play.submit("a", "b")
@@ -88,6 +91,7 @@ def test_a_request_that_is_cancelled_while_it_runs_is_answered_at_once_and_its_o
     assert play.answers() == {"b.1": 1}
 
 
+@pytest.mark.conformance(54)
 def test_an_id_that_is_missing_from_the_result_is_told_so() -> None:
     play = Play()
     play.submit("a", "b")

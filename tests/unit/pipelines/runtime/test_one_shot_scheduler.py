@@ -24,6 +24,7 @@ def kinds(of: OneShotScheduler[str, bytes]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.conformance(54)
 def test_one_request_is_computed_at_a_time_in_order_of_arrival() -> None:
     shots = scheduler("a", "b")
     for name in "ab":
@@ -35,6 +36,7 @@ def test_one_request_is_computed_at_a_time_in_order_of_arrival() -> None:
     assert shots.next_batch(0.0) is None and not shots.has_work
 
 
+@pytest.mark.conformance(54)
 def test_a_queued_request_that_is_cancelled_is_never_begun() -> None:
     shots = scheduler("a", "b", "c")
     shots.next_batch(0.0)
@@ -64,6 +66,7 @@ def test_a_failure_and_a_missing_result_are_typed_errors() -> None:
     assert kinds(shots) == [("a", "InternalError"), ("b", "InternalError")]
 
 
+@pytest.mark.conformance(54)
 def test_the_queue_is_bounded_and_deadlines_hold_in_it() -> None:
     shots = scheduler("a", "b", "c", max_waiting=2)
     assert kinds(shots) == [("c", "Overloaded")]

@@ -1,3 +1,5 @@
+import pytest
+
 from pipelines.runtime.padding import Padding, padding_context
 from pipelines.types.batch import BatchType, TextGenerationInputs
 from pipelines.types.text_context import TextContext
@@ -12,6 +14,7 @@ def decoding(name: str) -> TextContext:
     return context
 
 
+@pytest.mark.conformance(53)
 def test_a_dummy_is_token_0_advanced_once() -> None:
     dummy = padding_context()
     assert dummy._is_padding_ctx and dummy.tokens[:].tolist() == [0, 0]
@@ -19,6 +22,7 @@ def test_a_dummy_is_token_0_advanced_once() -> None:
     assert dummy.request_id != padding_context().request_id
 
 
+@pytest.mark.conformance(53)
 def test_dummies_of_a_batch_are_held_until_the_next_one_is_made() -> None:
     caches, hasher = canary_caches(canary_config(data_parallel=2, num_blocks=4))
     padding = Padding(caches, hasher.root(None), enabled=True)
@@ -32,6 +36,7 @@ def test_dummies_of_a_batch_are_held_until_the_next_one_is_made() -> None:
     assert padding.take_released() == ids and caches[1].stats().held == 0
 
 
+@pytest.mark.conformance(53)
 def test_the_type_of_the_batch_and_its_real_size_stay() -> None:
     caches, hasher = canary_caches(canary_config(data_parallel=2))
     padding = Padding(caches, hasher.root(None), enabled=True)
