@@ -168,8 +168,10 @@ class Batcher(Generic[WorkT]):
                 return CE if 2 * votes.count(CE) > len(votes) else TG
 
     def _overdue(self, replica: Replica[WorkT]) -> BatchType | None:
-        passed_over = self._passed_over[replica.index]
-        return next((kind for kind in (CE, TG) if passed_over[kind] >= self._policy.max_passed_over_steps), None)
+        passed_over, bound = self._passed_over[replica.index], self._policy.max_passed_over_steps
+        if replica.prompts and passed_over[CE] >= bound:
+            return CE
+        return TG if replica.decoding and passed_over[TG] >= bound else None
 
     # --- how much fits -----------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Padding:
         self._released: list[RequestID] = []
 
     def pad(self, batch: Batch) -> Batch:
-        """`batch`, with dummies where its replicas' parts differ in length; unpadded where a pool has no room for them.
+        """`batch`, with dummies where its replicas' parts differ in length; unpadded where a pool has no room to spare.
         The dummies of the last call are released."""
         before = list(self._held)
         if self._enabled and batch.batch_type is BatchType.TG:
@@ -57,8 +57,9 @@ class Padding:
     def _padded(self, batch: Batch) -> Batch:
         longest = max(len(contexts) for contexts in batch.batches)
         missing = [longest - len(contexts) for contexts in batch.batches]
-        for cache, count in zip(self._caches, missing, strict=True):
-            if count * blocks_of_a_dummy(cache) > cache.stats().free:
+        for cache, count, contexts in zip(self._caches, missing, batch.batches, strict=True):
+            # A block stays free for each sequence to grow into: nothing real gives way to padding.
+            if count and count * blocks_of_a_dummy(cache) + len(contexts) > cache.stats().free:
                 return batch
         filled = [
             [*contexts, *(self._dummy(cache) for _ in range(count))]

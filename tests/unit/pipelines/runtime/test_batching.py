@@ -240,6 +240,16 @@ def test_what_was_passed_over_often_enough_comes_first_once(
     assert [play.next() for _ in range(8)] == [*[passed_over] * 3, instead, *[passed_over] * 3, instead]
 
 
+def test_what_was_passed_over_and_is_gone_holds_nobody_up() -> None:
+    for strategy in STRATEGIES[1:]:
+        play = Play("tct", strategy=strategy, kv_pressure_fraction=0.0, max_passed_over_steps=2)
+        play.press(0, 1)
+        assert [play.next() for _ in range(2)] == [["tt"]] * 2
+        replica = play.replicas[0]
+        replica.move(replica.prompts[0], Stage.PROMPT, None)
+        assert play.next() == ["tt"], strategy
+
+
 def test_a_prompt_that_never_fits_beside_the_sequences_gets_a_step_where_it_comes_first() -> None:
     play = Play("tttc", strategy="decode_first", in_flight=True, max_batch_total_tokens=16, max_passed_over_steps=2)
     assert [play.next() for _ in range(3)] == [["ttt"], ["ttt"], ["ctt"]]

@@ -36,6 +36,17 @@ def test_dummies_of_a_batch_are_held_until_the_next_one_is_made() -> None:
     assert padding.take_released() == ids and caches[1].stats().held == 0
 
 
+def test_padding_leaves_room_for_what_is_real_to_grow() -> None:
+    caches, hasher = canary_caches(canary_config(data_parallel=2, num_blocks=4))
+    padding = Padding(caches, hasher.root(None), enabled=True)
+    contexts = [[decoding("a"), decoding("b")], [decoding("c")]]
+    caches[1].claim("c", hasher.root(None))
+    caches[1].reserve("c", 8)
+    assert len(padding.pad(Batch(contexts)).batches[1]) == 2, "one of two free blocks is for the dummy"
+    assert len(padding.pad(Batch(contexts)).batches[1]) == 1, "the last one is for c"
+    assert len(padding.pad(Batch(contexts)).batches[1]) == 2
+
+
 @pytest.mark.conformance(53)
 def test_the_type_of_the_batch_and_its_real_size_stay() -> None:
     caches, hasher = canary_caches(canary_config(data_parallel=2))
