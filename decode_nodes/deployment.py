@@ -1,11 +1,14 @@
 """The decode node as a Ray Serve replica: which concrete parts it is made of, and Serve's hooks on it.
 
-Knows Ray for the replica's tag alone; `cluster/build.py` makes a deployment of the class. Serve pickles the class by
-value, so it holds no state but its node, and its globals are only names that are imported from here.
+Knows Ray for the replica's tag and its machine's address alone; `cluster/build.py` makes a deployment of the class.
+Serve pickles the class by value, so it holds no state but its node, and its globals are only names that are imported
+from here.
 """
 
 from typing import Any, Final
 
+import msgspec
+import ray
 from ray import serve
 
 from decode_nodes.config import DecodeNodeConfig
@@ -54,7 +57,8 @@ class DecodeNodeDeployment:
         self._registry = RedisRegistry(parsed.node.redis_url, parsed.node.key_prefix)
         self._drain_timeout_s = parsed.node.drain_timeout_s
         name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
-        self._node = await start_node(name, parsed, self._registry)
+        node = parsed.node.placed(ray.util.get_node_ip_address)
+        self._node = await start_node(name, msgspec.structs.replace(parsed, node=node), self._registry)
 
     async def check_health(self) -> None:
         assert self._node is not None

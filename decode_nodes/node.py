@@ -1,8 +1,8 @@
 """The decode node: its shell, the attempts that it holds, and the pulls that bring their blocks.
 
 Knows which attempt belongs to which session, and runs the effects that `attempt.py` decides. Invariants: a fence is
-held from `submit` until its attempt has ended; a pull's end is heard from its task's end, so that no write can follow;
-the engine hears of every attempt's end.
+held from `submit` until its attempt has ended, and not again; a pull's end is heard from its task's end, so that no
+write can follow; the engine hears of every attempt's end.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from decode_nodes.attempt import Attempt, AttemptState, Effect, Say, SayFailure,
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.pull import PrefillPort, pull
 from kvcache.registry import NodeRegistry
+from pipelines.node.arrival import check_arrival, check_window
+from pipelines.node.ended_fences import EndedFences
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.shell import NodeShell
@@ -78,6 +80,7 @@ class DecodeNode:
         self._prefill = prefill
         self._clock = clock
         self._held: dict[Fence, _Held] = {}
+        self._ended = EndedFences()
         self._pulls = Owner(f"{name}/pulls")
         self._rest = asyncio.Event()
         self._rest.set()
@@ -102,6 +105,10 @@ class DecodeNode:
             # The same attempt said twice is one attempt; its own last word still comes.
             self.counters.count("submit_repeated")
             return
+        if frame.fence in self._ended:
+            raise NodeRefused(f"{frame.fence} has ended here already", code="repeated")
+        check_arrival(frame.context, frame.budget_s, self._link.ready)
+        check_window(frame.context)
         now_s = self._clock.now_s()
         deadline = Deadline.after(now_s, frame.budget_s)
         attempt = Attempt(frame, deadline, self._config.node.engine.block_tokens)
@@ -175,6 +182,7 @@ class DecodeNode:
                 case never:
                     assert_never(never)
         if held.attempt.state is AttemptState.ENDED and self._held.pop(held.attempt.fence, None) is not None:
+            self._ended.add(held.attempt.fence)
             if not self._held:
                 self._rest.set()
 

@@ -74,10 +74,10 @@ class PrefillClient:
         entry = self._channels.get(key)
         if entry is None:
             entry = self._channels[key] = _Channel(target.address)
-        entry.users += 1
         method: aio.UnaryStreamMultiCallable[Any, Any] = entry.channel.unary_stream(PREFILL_METHOD)
         call: Call = method(request, timeout=timeout_s)
         stream = _Stream(call, target)
+        entry.users += 1
         try:
             yield stream
         finally:

@@ -52,7 +52,7 @@ def read_hint(
 
     `known` are the names of the registered nodes; None stands for any name.
     """
-    if not metadata:
+    if metadata is None:
         return HintOutcome.ABSENT, None
     try:
         hint = msgspec.convert(metadata, CacheHint)

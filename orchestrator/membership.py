@@ -141,6 +141,8 @@ class Membership:
                         listener.on_frame(incarnation, frame)
         except Unavailable as error:
             reason = error.message
+            if incarnation not in self._clients and self._nodes.trouble(incarnation) != reason:
+                log.warning("no session with %s could be opened, trying again: %s", record.name, reason)
         except TimeoutError:
             reason = f"silent for {self._config.silence_timeout_s} s"
         finally:

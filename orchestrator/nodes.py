@@ -118,6 +118,11 @@ class Nodes:
         node = self._nodes.get(incarnation)
         return node is not None and node.registered
 
+    def trouble(self, incarnation: Incarnation) -> str | None:
+        """What was last said of a session with that life that could not be opened or has ended."""
+        node = self._nodes.get(incarnation)
+        return None if node is None else node.trouble
+
     def names(self) -> set[NodeName]:
         return {node.record.name for node in self._nodes.values()}
 

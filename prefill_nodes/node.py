@@ -15,6 +15,8 @@ from typing import Final, assert_never
 from kvcache import transfer
 from kvcache.handshake import check_peer
 from kvcache.registry import NodeRegistry
+from pipelines.node.arrival import check_arrival
+from pipelines.node.ended_fences import EndedFences
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.shell import NodeShell
@@ -73,6 +75,7 @@ class PrefillNode:
         self._config = config
         self._link = self.shell.link
         self._held: dict[Fence, _Held] = {}
+        self._ended = EndedFences()
         self._changed = asyncio.Event()
         """A hand-over has begun or ended since this was cleared."""
 
@@ -127,7 +130,7 @@ class PrefillNode:
         try:
             request = self._accept(data)
         except PronghornError as error:
-            self.counters.count("hand_over_refused", error.param or error.code)
+            self.counters.count("hand_over_refused", self._reason(error))
             log.warning("%s: a hand-over was refused: %s", self.shell.name, error.message)
             yield _say(Refusal(error.record()))
             return
@@ -141,6 +144,7 @@ class PrefillNode:
         finally:
             self._link.release(request.fence)
             del self._held[request.fence]
+            self._ended.add(request.fence)
             self._changed.set()
             self.counters.count("hand_over_ended", held.hand_over.state.value)
 
@@ -156,7 +160,16 @@ class PrefillNode:
         self.shell.require_room()
         if request.fence in self._held:
             raise NodeRefused(f"{request.fence} is being handed over already", code="repeated")
+        if request.fence in self._ended:
+            raise NodeRefused(f"{request.fence} was handed over already", code="repeated")
+        check_arrival(request.context, request.budget_s, self._link.ready)
         return request
+
+    def _reason(self, error: PronghornError) -> str:
+        """A name for the refusal's counter. A field that only the asker's layout has is the asker's word: no name."""
+        field = error.param or error.code
+        layout, dot, name = field.partition(".")
+        return layout if dot and name not in self.shell.identity.layout else field
 
     async def _serve(self, held: _Held) -> AsyncGenerator[bytes, None]:
         request = held.request

@@ -16,6 +16,7 @@ from orchestrator.api.body import check_fields, parse_object
 from orchestrator.api.schema import (
     CHAT_NOT_YET,
     COMPLETION_NOT_YET,
+    MAX_HINT_BYTES,
     MAX_SALT_CHARS,
     ChatCompletionRequest,
     CompletionRequest,
@@ -29,7 +30,7 @@ from pipelines.types.sampling import SamplingParams, SamplingParamsInput
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_request import TextGenerationRequest, TextGenerationRequestMessage
 from pronghorn.deadline import Deadline
-from pronghorn.errors import InvalidRequest, ModelNotFound, Overloaded
+from pronghorn.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded
 from pronghorn.ids import RequestID
 
 _HTTP_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -205,14 +206,14 @@ def _seconds(text: str) -> float:
 
 
 def _hint(hint: Any) -> dict[str, Any] | None:
-    """A hint of no use is a miss for the connector to count: {} stands for anything that no message can carry."""
+    """A hint of no use is a miss for the connector to count: {} stands for anything that no message should carry."""
     if hint is None:
         return None
     try:
-        msgspec.msgpack.encode(hint)
+        size = len(msgspec.msgpack.encode(hint))
     except OverflowError:  # an integer beyond 64 bits
         return {}
-    return hint if isinstance(hint, dict) else {}
+    return hint if isinstance(hint, dict) and size <= MAX_HINT_BYTES else {}
 
 
 class Workshop:
@@ -224,7 +225,8 @@ class Workshop:
         self._waiting = 0
 
     async def prepare(self, make: Callable[[bytes, Arrival], Prepared], raw: bytes, arrival: Arrival) -> Prepared:
-        """Raises Overloaded where too many wait, and what `make` raises."""
+        """Raises Overloaded where too many wait, DeadlineExceeded for a wait beyond any request's time, and what
+        `make` raises."""
         if len(raw) <= self._settings.offload_bytes:
             return make(raw, arrival)
         if self._waiting >= self._settings.max_preparing:
@@ -234,7 +236,10 @@ class Workshop:
             )
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, make, raw, arrival)
+            async with asyncio.timeout(self._settings.default_deadline_s):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, make, raw, arrival)
+        except TimeoutError:
+            raise DeadlineExceeded("the request's deadline passed while its body was prepared") from None
         finally:
             self._waiting -= 1
 

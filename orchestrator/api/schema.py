@@ -12,6 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
+MAX_STOP_CHARS = 4096
+MAX_STOP_TOKENS = 1024
+"""Stops go with the request to its node, and are looked for in every piece of text."""
+MAX_HINT_BYTES = 64 * 1024
+"""As msgpack. A usable hint, of 64 instances at most, is far below it."""
 MAX_SALT_CHARS = 512
 MAX_INT64 = 2**63 - 1
 
@@ -40,7 +45,7 @@ class GenerationBody(StrictBody):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
-    stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOPS} strings; none may be empty.")
+    stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOPS} strings, none empty.")
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
 
@@ -49,7 +54,7 @@ class GenerationBody(StrictBody):
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     timeout: Annotated[Number, Field(gt=0, description="Seconds for the whole request.")] | None = None
     target_endpoint: str | None = Field(None, description="A prefill node: registered name or `tcp://host:port`.")
     dkv_cache_hint: Any = Field(None, description="Who holds cached blocks: a JSON object. One of no use is ignored.")
@@ -73,6 +78,10 @@ class GenerationBody(StrictBody):
             raise PydanticCustomError("stop", "must have at most {most} strings", {"most": MAX_STOPS})
         if not all(stops):
             raise PydanticCustomError("stop", "must have strings of at least one character")
+        if any(len(s) > MAX_STOP_CHARS for s in stops):
+            raise PydanticCustomError(
+                "stop", "must have strings of at most {most} characters", {"most": MAX_STOP_CHARS}
+            )
         return stops
 
     @property

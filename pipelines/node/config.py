@@ -1,5 +1,6 @@
 """What a node of either kind is told at its start. Frozen; assembled in `cluster/config.py` as plain data."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,8 +16,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis_url: str
     key_prefix: str
     """The cluster's share of Redis: every key of the registry begins with it."""
-    host: str = "127.0.0.1"
-    """The interface that the gRPC server binds."""
+    host: str | None = "127.0.0.1"
+    """The interface that the gRPC server binds; None: the address by which the cluster knows the machine."""
     port: int = 0
     """0: the operating system assigns one."""
     advertise_host: str | None = None
@@ -39,9 +40,21 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
 
+    def placed(self, machine: Callable[[], str]) -> "NodeConfig":
+        """This on a machine: `machine()` is the address by which the cluster knows it."""
+        if self.host is not None:
+            return self
+        address = machine()
+        return msgspec.structs.replace(self, host=f"[{address}]" if ":" in address else address)
+
+    @property
+    def bind_host(self) -> str:
+        assert self.host is not None, "the node has not been placed on a machine"
+        return self.host
+
     @property
     def dial_host(self) -> str:
-        return self.advertise_host or self.host
+        return self.advertise_host or self.bind_host
 
 
 ConfigType = TypeVar("ConfigType")

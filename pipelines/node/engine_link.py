@@ -21,6 +21,9 @@ NO_LOAD = EngineLoad(
 
 
 class EngineLink:
+    ready: EngineReady
+    """What the engine said at its start; from `start` on."""
+
     def __init__(self, engine: EnginePort, clock: Clock, stall_timeout_s: float) -> None:
         self.load = NO_LOAD
         self._engine = engine
@@ -46,11 +49,11 @@ class EngineLink:
         on_death: Callable[[PronghornError], None],
     ) -> EngineReady:
         """Start the engine and, under `owner`, the task that reads it. Raises what `EnginePort.start` raises."""
-        ready = await self._engine.start()
+        self.ready = await self._engine.start()
         self._started = True
         self._last_report_s = self._clock.now_s()
         owner.start(self._read(on_report, on_death), "engine-reports")
-        return ready
+        return self.ready
 
     async def _read(self, on_report: Callable[[StepReport], None], on_death: Callable[[PronghornError], None]) -> None:
         try:

@@ -129,7 +129,7 @@ class NodeShell:
                 layout=ready.layout,
                 seed_digest=self._seed_digest,
             )
-            port = self._service.bind(self._config.host, self._config.port, handlers)
+            port = self._service.bind(self._config.bind_host, self._config.port, handlers)
             self.address = f"{self._config.dial_host}:{port}"
             await self._service.start()
             self._owner.start(self._sweep(), "sweep")

@@ -48,6 +48,7 @@ class TextTokenizer:
         self.eos_ids = eos_ids
         """Ids that end a sequence by the tokenizer's and the model's own word, whatever is asked."""
         self.generation_defaults = generation_defaults
+        self._longest_token_chars = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self.special_ids = frozenset(id for id, added in tokenizer.get_added_tokens_decoder().items() if added.special)
 
     @classmethod
@@ -115,12 +116,9 @@ class TextTokenizer:
         """
         defaults = defaults or self.generation_defaults
         _refuse_what_is_not_enforced(request)
-        prompt = self._prompt_tokens(request)
+        prompt = self._prompt_tokens(request, max_length)
         if len(prompt) > max_length:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens; this model takes at most {max_length} tokens, output included",
-                param="messages" if request.messages else "prompt",
-            )
+            raise _too_long(request, f"{len(prompt)} tokens", max_length)
         params = request.sampling_params
         max_new = defaults.max_new_tokens if params.max_new_tokens is None else params.max_new_tokens
         room = max_length - len(prompt)
@@ -139,11 +137,13 @@ class TextTokenizer:
             cache_salt=request.cache_salt,
         )
 
-    def _prompt_tokens(self, request: TextGenerationRequest) -> list[int]:
+    def _prompt_tokens(self, request: TextGenerationRequest, max_length: int) -> list[int]:
         if request.messages:
             text = self.apply_template(request.messages, request.tools, request.chat_template_options)
+            self._refuse_what_cannot_fit(request, text, max_length)
             tokens = self.encode(text, add_special_tokens=False)
         elif isinstance(request.prompt, str):
+            self._refuse_what_cannot_fit(request, request.prompt, max_length)
             tokens = self.encode(request.prompt)
         elif request.prompt is not None:
             tokens = self._checked_tokens(request.prompt)
@@ -154,6 +154,12 @@ class TextTokenizer:
                 "the prompt is empty: at least one token is needed", param="messages" if request.messages else "prompt"
             )
         return tokens
+
+    def _refuse_what_cannot_fit(self, request: TextGenerationRequest, text: str, max_length: int) -> None:
+        """Tokenising costs more than a hundred times the text's memory, so that what is far too long is not."""
+        fewest_tokens = -(-len(text) // self._longest_token_chars)
+        if fewest_tokens > max_length:
+            raise _too_long(request, f"{len(text)} characters, which are at least {fewest_tokens} tokens", max_length)
 
     def _checked_tokens(self, prompt: Sequence[int]) -> list[int]:
         for token in prompt:
@@ -178,6 +184,13 @@ class TextTokenizer:
         """The usual tokens of a stop string; none where they stand for another text (a normaliser changed it)."""
         tokens = self.encode(stop, add_special_tokens=False)
         return tokens if stop in self.decode(tokens, skip_special_tokens=False) else []
+
+
+def _too_long(request: TextGenerationRequest, size: str, max_length: int) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"the prompt has {size}; this model takes at most {max_length} tokens, output included",
+        param="messages" if request.messages else "prompt",
+    )
 
 
 def _refuse_what_is_not_enforced(request: TextGenerationRequest) -> None:

@@ -87,6 +87,7 @@ class MemoryNode:
         """What connecting raises."""
         self.received: list[OrchestratorFrame] = []
         self.sessions = 0
+        self.tries = 0
         self._client: MemoryNodeClient | None = None
         self._arrived = asyncio.Event()
 
@@ -161,6 +162,7 @@ class MemoryNodeClient:
         self.inbox: asyncio.Queue[NodeFrame | NodeLost] = asyncio.Queue()
 
     async def connect(self) -> None:
+        self._node.tries += 1
         if self._node.refuses is not None:
             raise self._node.refuses
         self._up = True

@@ -52,9 +52,10 @@ def deployment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return getattr(module, f"{request.param.title()}NodeDeployment")
 
 
-def config(redis_url: str) -> dict[str, Any]:
+def config(redis_url: str, **changes: Any) -> dict[str, Any]:
     engine = msgspec.to_builtins(canary_config())
-    return {"node": {"engine": engine, "redis_url": redis_url, "key_prefix": "t:", "drain_timeout_s": 2.0}}
+    node = {"engine": engine, "redis_url": redis_url, "key_prefix": "t:", "drain_timeout_s": 2.0}
+    return {"node": {**node, **changes}}
 
 
 async def test_a_replica_comes_registers_when_healthy_and_leaves_nothing(deployment: Any, redis_url: str) -> None:
@@ -81,3 +82,13 @@ async def test_a_replica_with_a_wrong_configuration_names_the_field(deployment: 
     replica = object.__new__(deployment)
     with pytest.raises(ConfigurationError, match="colour"):
         await replica.__init__(config(redis_url) | {"colour": "red"})
+
+
+async def test_a_node_whose_host_was_left_open_serves_where_ray_finds_its_machine(
+    deployment: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.3")
+    replica = object.__new__(deployment)
+    await replica.__init__(config(redis_url, host=None))
+    assert replica._node.shell.address.startswith("127.0.0.3:")
+    await replica.__del__()

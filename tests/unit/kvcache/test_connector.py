@@ -13,7 +13,7 @@ def instance(**fields):
 
 UNUSABLE = [
     (None, HintOutcome.ABSENT),
-    ({}, HintOutcome.ABSENT),
+    ({}, HintOutcome.MALFORMED),
     ({"version": 2, "instances": GOOD["instances"]}, HintOutcome.WRONG_VERSION),
     ({"version": 2, "groups": []}, HintOutcome.WRONG_VERSION),
     ({"instances": []}, HintOutcome.MALFORMED),

@@ -115,6 +115,7 @@ async def test_an_endpoint_that_does_not_exist_is_decided_before_anything_is_sen
     ("hint", "reason"),
     [
         ({"version": 1, "instances": "all"}, "malformed"),
+        ({}, "malformed"),
         ({"version": 9, "instances": []}, "wrong_version"),
         ({"version": 1, "instances": [{"name": "x", "blocks": 1, "last_hash": "0" * 16}]}, "unknown_instance"),
     ],

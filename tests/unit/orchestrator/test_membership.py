@@ -43,6 +43,20 @@ async def test_a_node_that_refuses_the_handshake_is_tried_again_and_said_to_be_u
     await cluster.until(lambda: cluster.usable("decode-1"))
 
 
+async def test_why_a_session_cannot_be_opened_is_logged_once_until_it_changes(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await cluster.join("prefill-1")
+    node.refuses = HandshakeRefused("layout.dtype differs")
+    node.lose()
+    await cluster.until(lambda: node.tries > 3)
+    node.refuses = HandshakeRefused("model differs")
+    await cluster.until(lambda: node.tries > 6)
+    said = [record.getMessage() for record in caplog.records if "differs" in record.getMessage()]
+    assert ["layout" in said[0], "model" in said[1], len(said)] == [True, True, 2]
+    assert "prefill-1" in said[0]
+
+
 async def test_a_new_incarnation_ends_the_session_with_the_old(cluster: Cluster) -> None:
     old = await cluster.join("decode-1")
     new = await cluster.join("decode-1", incarnation="life-2", registered_at_unix_s=2.0)

@@ -39,6 +39,8 @@ async def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
         ({"seed": 2**70}, "9223372036854775807"),
         ({"stop": ["a"] * 5}, "at most 4"),
         ({"stop": ""}, "at least one character"),
+        ({"stop": "x" * 5000}, "at most 4096 characters"),
+        ({"stop_token_ids": [1] * 1025}, "1024"),
         ({"stop": [1]}, "string"),
         ({"stop_token_ids": [257]}, "256"),
         ({"stream": "yes"}, "boolean"),

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.api.preparation import Arrival, Prepared, Preparer, Workshop
 from pronghorn.deadline import Deadline
-from pronghorn.errors import InvalidRequest, Overloaded
+from pronghorn.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from tests.fakes.api_client import settings
 from tests.fakes.byte_tokenizer import byte_tokenizer
 
@@ -65,6 +65,7 @@ def test_a_salt_is_ignored_unless_it_is_honoured_but_always_measured() -> None:
         ([1], {}),
         ("text", {}),
         ({"n": 2**80}, {}),
+        ({"version": 1, "instances": ["x" * 70_000]}, {}),
     ],
 )
 def test_a_hint_is_carried_and_never_fails_a_request(hint, carried) -> None:
@@ -99,4 +100,17 @@ async def test_a_long_body_is_prepared_off_the_loop_and_the_queue_is_bounded() -
     go.set()
     assert await first is not threading.current_thread()
     assert await second is not threading.current_thread()
+    workshop.close()
+
+
+async def test_a_body_that_waits_too_long_to_be_prepared_is_a_504() -> None:
+    workshop = Workshop(settings(offload_bytes=10, default_deadline_s=0.05))
+    go = threading.Event()
+    first = asyncio.ensure_future(workshop.prepare(lambda raw, arrival: go.wait(5), b"x" * 11, ARRIVAL))
+    second = asyncio.ensure_future(workshop.prepare(lambda raw, arrival: None, b"x" * 11, ARRIVAL))
+    with pytest.raises(DeadlineExceeded, match="prepared"):
+        await second
+    go.set()
+    with pytest.raises(DeadlineExceeded):
+        await first
     workshop.close()

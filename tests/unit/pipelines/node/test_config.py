@@ -36,3 +36,15 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
 def test_every_interface_needs_an_address_that_others_can_dial() -> None:
     config = parse_config(node(host="0.0.0.0", advertise_host="10.0.0.7"), DecodeNodeConfig)
     assert config.node.dial_host == "10.0.0.7"
+
+
+@pytest.mark.parametrize(("machine", "dialled"), [("10.0.0.7", "10.0.0.7"), ("fd00::7", "[fd00::7]")])
+def test_a_host_left_open_is_the_machines_address(machine: str, dialled: str) -> None:
+    config = parse_config(node(host=None), DecodeNodeConfig)
+    placed = config.node.placed(lambda: machine)
+    assert (placed.bind_host, placed.dial_host) == (dialled, dialled)
+
+
+def test_a_host_that_was_named_stays() -> None:
+    config = parse_config(node(host="127.0.0.9"), DecodeNodeConfig)
+    assert config.node.placed(lambda: "10.0.0.7").dial_host == "127.0.0.9"

@@ -184,6 +184,23 @@ def test_length(tokenizer: TextTokenizer) -> None:
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize("asked", [{"prompt": "fox " * 2**20}, {"messages": [user("fox " * 2**20)]}])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    tokenizer: TextTokenizer, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "encode", None)  # which would cost a hundred times the text's memory
+    with pytest.raises(ContextLengthExceeded, match="at least [0-9]+ tokens.*at most 100") as caught:
+        tokenizer.new_context(request(**asked), 100)
+    assert caught.value.param == next(iter(asked))
+
+
+def test_the_longest_text_that_could_fit_is_tokenised(tokenizer: TextTokenizer) -> None:
+    longest = "<|endoftext|>"
+    assert len(tokenizer.new_context(request(prompt=longest * 100), 100).tokens) == 100
+    with pytest.raises(ContextLengthExceeded, match="101 tokens"):
+        tokenizer.new_context(request(prompt=longest * 100 + "x"), 100)
+
+
 def test_min_new_tokens_beyond_the_room_is_refused(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidRequest, match="min_new_tokens"):
         tokenizer.new_context(request(prompt=[5], sampling_params=SamplingParams(min_new_tokens=10)), 10)
