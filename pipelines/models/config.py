@@ -49,8 +49,6 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     rope_scaling: RopeScaling | None
     tied_embeddings: bool
     qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -66,6 +64,8 @@ def read_config(folder: Path) -> DecoderConfig:
         raise ConfigurationError(f"{path} is not a JSON object")
     try:
         return parse_config(raw)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error.message}") from None
     except KeyError as error:
         raise ConfigurationError(f"{path} has no field {error}") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -80,7 +80,6 @@ def parse_config(raw: dict[str, Any]) -> DecoderConfig:
     _refuse_what_differs(raw)
     num_heads = int(raw["num_attention_heads"])
     hidden_size = int(raw["hidden_size"])
-    attention_bias = bool(raw.get("attention_bias", False))
     # transformers 5 nests all of it in rope_parameters; 4 wrote rope_theta beside rope_scaling.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     return DecoderConfig(
@@ -97,15 +96,16 @@ def parse_config(raw: dict[str, Any]) -> DecoderConfig:
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
         rope_scaling=_rope_scaling(rope),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias or family.qkv_bias,
-        output_bias=attention_bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qkv_bias=family.qkv_bias,
     )
 
 
 def _refuse_what_differs(raw: dict[str, Any]) -> None:
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ConfigurationError(f"the model's activation {raw['hidden_act']!r} is not supported; supported: silu")
+    for field in ("attention_bias", "mlp_bias"):
+        if raw.get(field):
+            raise ConfigurationError(f"the model's {field} is not supported")
     window = raw.get("sliding_window")
     if window and raw.get("use_sliding_window", True) and window < raw["max_position_embeddings"]:
         raise ConfigurationError(f"the model's sliding attention window of {window} tokens is not supported")

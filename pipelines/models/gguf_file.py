@@ -89,7 +89,6 @@ class GGUFFile:
             "rope_theta": rope["rope_theta"],
             "hidden_act": "silu",
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._names,
-            "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in self._names,
             "tie_word_embeddings": "lm_head.weight" not in self._names,
             "bos_token_id": get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": get("tokenizer.ggml.eos_token_id"),

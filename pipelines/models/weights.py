@@ -89,16 +89,9 @@ def check_weights(folder: Path, config: DecoderConfig) -> None:
 def expected_names(config: DecoderConfig) -> list[str]:
     """Every tensor of a checkpoint of this shape, under Hugging Face's names."""
     leaves = ["input_layernorm.weight", "post_attention_layernorm.weight"]
-    for projection, bias in (
-        ("self_attn.q_proj", config.qkv_bias),
-        ("self_attn.k_proj", config.qkv_bias),
-        ("self_attn.v_proj", config.qkv_bias),
-        ("self_attn.o_proj", config.output_bias),
-        ("mlp.gate_proj", config.mlp_bias),
-        ("mlp.up_proj", config.mlp_bias),
-        ("mlp.down_proj", config.mlp_bias),
-    ):
-        leaves += [f"{projection}.weight", f"{projection}.bias"] if bias else [f"{projection}.weight"]
+    leaves += [f"self_attn.{p}_proj.weight" for p in "qkvo"] + [f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
+    if config.qkv_bias:
+        leaves += [f"self_attn.{p}_proj.bias" for p in "qkv"]
     roots = ["model.embed_tokens.weight", "model.norm.weight"]
     if not config.tied_embeddings:
         roots.append("lm_head.weight")

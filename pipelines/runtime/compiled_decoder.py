@@ -16,10 +16,11 @@ from pipelines.models.rope import rope_tables
 from pipelines.models.weights import Weights
 from pipelines.runtime.jit import compiled
 from pipelines.runtime.linear import Packed, multiply_panel, pack_into, padded, page_array, panels_of
-from pipelines.runtime.paged_attention import Cells, Plan, attend_all, cells_of, exponential, plan_of, store_all
+from pipelines.runtime.paged_attention import Cells, Plan, attend_all, cells_of, plan_of, store_all
 from pipelines.runtime.simd import PANEL
 from pipelines.runtime.step import Step
 from pipelines.runtime.team import Sync, Team, meet, take_ticket
+from pipelines.runtime.vector_math import gated
 
 
 class PackedWeights(NamedTuple):
@@ -82,9 +83,8 @@ def _gate_and_up(member: int, sync: Sync, rows: int, weights: PackedWeights, lay
         multiply_panel(room.normed, weights.gate_up, layer, 2 * panel, rows, gate, 0, False)
         multiply_panel(room.normed, weights.gate_up, layer, 2 * panel + 1, rows, up, 0, False)
         for r in range(rows):
-            for j in range(PANEL):
-                g = gate[r, j]
-                room.inner[r, panel * PANEL + j] = g / (np.float32(1.0) + exponential(np.float32(-g))) * up[r, j]
+            at = (first + r) * PANEL
+            gated(room.gate, at, room.up, at, room.inner, r * room.inner.shape[1] + panel * PANEL, PANEL)
         panel = take_ticket(sync)
 
 
@@ -154,6 +154,7 @@ class CompiledDecoder:
     def logits(self, step: Step) -> NDArray[np.float32]:
         """[rows sampled, vocab] float32. Writes the step's keys and values into the pool."""
         tokens = step.num_tokens
+        assert step.contexts.max() <= len(self._cells.cosines), "a context is longer than max_length"
         if tokens > self._room.hidden.shape[0]:
             self._room = self._room_for(tokens)
         embedded = self._embeddings[torch.from_numpy(step.token_ids)]

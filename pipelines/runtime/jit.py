@@ -12,7 +12,10 @@ import numba
 
 KernelT = TypeVar("KernelT", bound=Callable[..., Any])
 
-KERNEL_FILES = ("jit.py", "simd.py", "linear.py", "team.py", "paged_attention.py", "compiled_decoder.py")
+KERNEL_FILES = (
+    "jit.py", "simd.py", "vector_math.py", "cell_values.py", "atomics.py", "linear.py", "team.py", "paged_attention.py",
+    "compiled_decoder.py",
+)  # fmt: skip
 
 # Not nnan or ninf: a NaN that the model computes must reach the logits, where it is looked for.
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}

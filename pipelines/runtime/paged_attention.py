@@ -12,31 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipelines.runtime.cell_values import narrow_like, prefetch, widen
 from pipelines.runtime.jit import compiled
 from pipelines.runtime.linear import padded
-from pipelines.runtime.simd import (
-    LANES,
-    MAX_ROWS,
-    PANEL,
-    bits_of_float,
-    dot,
-    float_of_bits,
-    highest,
-    narrow_like,
-    panel_product,
-    prefetch,
-    widen,
-)  # fmt: skip
+from pipelines.runtime.simd import LANES, MAX_ROWS, PANEL, panel_product
 from pipelines.runtime.step import Step
 from pipelines.runtime.team import Sync, Team, meet, take_ticket
+from pipelines.runtime.vector_math import dot, exponentials, highest
 
-__all__ = ["Cells", "PagedAttention", "Plan", "attend_all", "cells_of", "exponential", "plan_of", "store_all"]
+__all__ = ["Cells", "PagedAttention", "Plan", "attend_all", "cells_of", "plan_of", "store_all"]
 
 _LINE = 16  # float32 in a cache line of 64 bytes
-_LOG2_E = np.float32(1.4426950408889634)
-_LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves the nearest integer in a float's low bits
-_ROUND_BITS = np.int32(0x4B400000)
 
 
 class Cells(NamedTuple):
@@ -98,31 +84,12 @@ def plan_of(step: Step, cells: Cells, members: int) -> Plan:
 
 
 @compiled
-def exponential(x: np.floating) -> np.floating:
-    """exp of a float32 to about 2e-7 of its value, in operations that vectorise; NaN stays NaN; clamped to +-87."""
-    bounded = np.float32(-87.0) if x < np.float32(-87.0) else x
-    bounded = np.float32(87.0) if bounded > np.float32(87.0) else bounded
-    power = np.int32(bits_of_float(np.float32(bounded * _LOG2_E + _ROUND)) - _ROUND_BITS)
-    whole = np.float32(power)
-    r = bounded - whole * _LN_2_HIGH - whole * _LN_2_LOW
-    series = np.float32(1 / 720)
-    for coefficient in (1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
-        series = series * r + np.float32(coefficient)
-    return series * float_of_bits(np.int32((power + np.int32(127)) << np.int32(23)))  # type: ignore[no-any-return]
-
-
-@compiled
 def soften(scores: NDArray[np.float32], row: int, visible: int, length: int) -> None:
     """Softmax of scores[row, :visible]; what follows, up to `length`, a multiple of LANES, becomes 0."""
+    at = row * scores.shape[1]
     for c in range(visible, length):
         scores[row, c] = np.float32(-np.inf)
-    largest = highest(scores, row * scores.shape[1], length)
-    total = np.float32(0.0)
-    for c in range(length):
-        weight = exponential(np.float32(scores[row, c] - largest))
-        scores[row, c] = weight
-        total += weight
-    share = np.float32(1.0) / total
+    share = np.float32(1.0) / exponentials(scores, at, length, highest(scores, at, length))
     for c in range(visible):
         scores[row, c] *= share
     for c in range(visible, length):

@@ -14,8 +14,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from pipelines.runtime.atomics import atomic_add, atomic_load
 from pipelines.runtime.jit import compiled
-from pipelines.runtime.simd import atomic_add, atomic_load
 
 Sync = NDArray[np.int64]
 
@@ -68,8 +68,10 @@ class Team:
         self._sync[:] = 0
         for member, work in enumerate(self._work, start=1):
             work.put(lambda member=member: kernel(member, self.members, self._sync, *args))  # type: ignore[misc]
-        kernel(0, self.members, self._sync, *args)
-        failures = [self._done.get() for _ in self._work]
+        try:
+            kernel(0, self.members, self._sync, *args)
+        finally:
+            failures = [self._done.get() for _ in self._work]
         for failure in failures:
             if failure is not None:
                 raise failure

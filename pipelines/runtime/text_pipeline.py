@@ -21,7 +21,7 @@ from pipelines.models.weights import open_weights
 from pipelines.runtime.attention import PlainAttention
 from pipelines.runtime.compiled_decoder import CompiledDecoder
 from pipelines.runtime.config import EngineConfig
-from pipelines.runtime.model_layout import layout_for, layout_of
+from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.request_failures import RequestFailures
 from pipelines.runtime.sampler import sample
 from pipelines.runtime.step import Step, build_step
@@ -29,7 +29,7 @@ from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.pipeline import Pipeline
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
-from pronghorn.errors import ConfigurationError, InternalError, PronghornError
+from pronghorn.errors import ConfigurationError, InternalError, InvalidRequest, PronghornError
 from pronghorn.ids import RequestID
 
 __all__ = ["BlockTables", "TextGenerationPipeline", "layout_of"]
@@ -56,7 +56,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         torch.set_num_threads(config.threads)
         folder = Path(config.model_path)
         model = read_config(folder)
-        self.layout = layout_for(config, model)
+        self.layout = layout_of(config)
         self.vocab_size = model.vocab_size
         self.max_length = min(config.max_length or model.max_positions, model.max_positions)
         self._config = config
@@ -83,17 +83,19 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
     def execute(self, inputs: TextGenerationInputs[TextContext]) -> dict[RequestID, TextGenerationOutput]:
         """Compute every active window, write its KV, sample and update the contexts whose window ends there.
 
-        A chunk only advances, and has no output. Raises RequestFailures after the step where logits were not finite:
-        those requests are named and not updated, the others went on as usual.
+        A chunk only advances, and has no output. Raises RequestFailures after the step where a request's logits were
+        not finite (InternalError) or a token of it is none of the model's (InvalidRequest): those requests are named
+        and not updated, the others went on as usual.
         """
-        contexts = inputs.flat_batch
-        if not contexts:
-            return {}
-        tables = [self._tables.table(context.request_id) for context in contexts]
-        logits = self._decoder.logits(build_step(contexts, tables, self._config.block_tokens))
         outputs: dict[RequestID, TextGenerationOutput] = {}
         failures: dict[RequestID, PronghornError] = {}
-        rows = iter(logits)
+        contexts = []
+        for context in inputs.flat_batch:
+            if (error := self._refusal(context)) is None:
+                contexts.append(context)
+            else:
+                failures[context.request_id] = error
+        rows = iter(self._logits(contexts))
         for context in contexts:
             if context.tokens.actively_chunked:
                 context.update(0)
@@ -107,6 +109,21 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         if failures:
             raise RequestFailures(failures, outputs)
         return outputs
+
+    def _refusal(self, context: TextContext) -> InvalidRequest | None:
+        """An id outside the vocabulary would read outside the embeddings, and take the whole batch with it."""
+        active = context.tokens.active
+        if 0 <= active.min() and active.max() < self.vocab_size:
+            return None
+        wrong = next(int(token) for token in active if not 0 <= token < self.vocab_size)
+        return InvalidRequest(f"token {wrong} is not in the vocabulary, 0 to {self.vocab_size - 1}", param="prompt")
+
+    def _logits(self, contexts: Sequence[TextContext]) -> NDArray[np.float32]:
+        """[contexts whose window ends there, vocab]"""
+        if not contexts:
+            return np.empty((0, self.vocab_size), dtype=np.float32)
+        tables = [self._tables.table(context.request_id) for context in contexts]
+        return self._decoder.logits(build_step(contexts, tables, self._config.block_tokens))
 
     def release(self, request_id: RequestID) -> None:
         """Nothing is kept per request."""

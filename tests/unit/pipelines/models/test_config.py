@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.models.config import LinearRopeScaling, Llama3RopeScaling, parse_config, read_config
+from pronghorn.errors import ConfigurationError
+
+RAW: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def test_what_a_checkpoint_leaves_out_is_derived() -> None:
+    config = parse_config(RAW)
+    assert (config.head_dim, config.rope_theta, config.rope_scaling) == (16, 50000.0, None)
+    assert not config.tied_embeddings
+    assert not config.qkv_bias
+    assert parse_config({k: v for k, v in RAW.items() if k != "num_key_value_heads"}).num_kv_heads == 4
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_rope_is_read_in_the_spelling_of_transformers_4_and_5(field: str) -> None:
+    assert parse_config(RAW | {field: LLAMA3}).rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 128)
+    linear = {"type": "linear", "factor": 2.0}
+    assert parse_config(RAW | {field: linear}).rope_scaling == LinearRopeScaling(2.0)
+
+
+def test_rope_theta_may_be_nested() -> None:
+    assert parse_config(RAW | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}).rope_theta == 7.0
+
+
+def test_qwen2_has_biases_that_its_config_does_not_mention() -> None:
+    assert parse_config(RAW | {"architectures": ["Qwen2ForCausalLM"]}).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": None, "model_type": "bert"}, "bert"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"sliding_window": 128}, "128"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        parse_config(RAW | changes)
+
+
+def test_a_window_that_is_off_or_never_reached_is_fine() -> None:
+    parse_config(RAW | {"sliding_window": 128, "use_sliding_window": False})
+    parse_config(RAW | {"sliding_window": 512})
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[1]", "{}", json.dumps(RAW | {"hidden_size": "wide"})])
+def test_a_missing_or_damaged_file_is_one_clear_line(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=str(tmp_path)) as caught:
+        read_config(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in RAW.items() if k != "vocab_size"}))
+    with pytest.raises(ConfigurationError, match="vocab_size"):
+        read_config(tmp_path)
