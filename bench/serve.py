@@ -159,7 +159,7 @@ async def measure(url: str, model_path: Path, model: str, rounds: int, output_to
     )
     engine_config = msgspec.convert(config.engine(service), EngineConfig)
     layout: KVLayout = config.kv_layout(service)
-    memory = BlockMemory.create(engine_config.num_blocks, layout.block_bytes)
+    memory = BlockMemory.create(engine_config.total_blocks, layout.block_bytes)
     engine = ProcessEngine("decode_nodes.engine", engine_config, secrets.token_bytes(32), memory, name="bare")
     ready = await engine.start()
     rng = random.Random(0)

@@ -71,7 +71,10 @@ def up(
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Tokens in one engine step.", show_default="512 on cpu, 2048 on cuda")
     ] = None,
-    max_batch_size: Annotated[int, typer.Option(help="Sequences in one engine step.")] = 32,
+    data_parallel: Annotated[
+        int, typer.Option(help="Replicas of the model in each engine; they share its threads and KV memory.")
+    ] = 1,
+    max_batch_size: Annotated[int, typer.Option(help="Sequences in one engine step, for each replica.")] = 32,
     max_length: Annotated[
         int | None,
         typer.Option(help="Prompt plus output, in tokens.", show_default="the model's, where it fits"),
@@ -107,6 +110,7 @@ def up(
                 "device": device,
                 "threads": threads or config.usable_cores(),
                 "chunk_tokens": chunk_tokens,
+                "data_parallel": data_parallel,
                 "max_batch_size": max_batch_size,
                 "max_length": max_length,
                 "prefix_caching": prefix_caching,
@@ -180,6 +184,7 @@ def verify_parity(
         str | None, typer.Option(help="A running cluster with one decode node.", show_default="one of its own")
     ] = None,
     model: ModelOption = None,
+    data_parallel: Annotated[int, typer.Option(help="Replicas in each engine of a cluster of its own.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and tokens.")] = False,
 ) -> None:
     """The cluster's tokens are one process's, and one process's logits are transformers'."""
@@ -194,6 +199,7 @@ def verify_parity(
                     checked,
                     "--port=0",
                     "--dashboard-port=0",
+                    f"--data-parallel={data_parallel}",
                     *(["--model", model] if model else []),
                 ]
             )

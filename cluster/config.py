@@ -50,7 +50,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dtype: Dtype = "float32"
     device: Device = "cpu"
     threads: int = 1
-    """Of each engine."""
+    """Of each engine; its data-parallel replicas share them."""
+    data_parallel: int = 1
+    """Replicas of the model in each engine, among which requests are shared out; they share the node's KV memory."""
     chunk_tokens: int | None = None
     """Tokens in one engine step, which bounds a prefill chunk; None: what suits the device."""
     max_batch_size: int = 32
@@ -61,10 +63,17 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     deadline_s: float = 600.0
     drain_timeout_s: float = 30.0
     node_host: str | None = None
-    """The interface of the nodes' gRPC servers; None: the address by which Ray knows the host."""
+    """The interface of the nodes' gRPC servers; None: the address by which Ray knows each node's machine."""
 
     def __post_init__(self) -> None:
-        for field, least in (("prefill", 0), ("decode", 1), ("orchestrators", 1), ("threads", 1), ("block_tokens", 1)):
+        for field, least in (
+            ("prefill", 0),
+            ("decode", 1),
+            ("orchestrators", 1),
+            ("threads", 1),
+            ("block_tokens", 1),
+            ("data_parallel", 1),
+        ):
             if getattr(self, field) < least:
                 raise ConfigurationError(f"{field} is {getattr(self, field)}; it must be at least {least}", param=field)
         above_zero = "deadline_s drain_timeout_s max_batch_size max_in_flight kv_memory_bytes chunk_tokens max_length"
@@ -133,13 +142,13 @@ def kv_layout(service: ServiceConfig) -> KVLayout:
 
 
 def num_blocks(service: ServiceConfig) -> int:
-    """Raises ConfigurationError, with both numbers, where the memory holds too few blocks to serve anything."""
-    block_bytes = kv_layout(service).block_bytes
+    """Of each replica. Raises ConfigurationError, with both numbers, where they are too few to serve anything."""
+    block_bytes = service.data_parallel * kv_layout(service).block_bytes
     count = service.kv_memory_bytes // block_bytes
     if count < MIN_BLOCKS:
         raise ConfigurationError(
-            f"--kv-memory gives each node {service.kv_memory_bytes / MEBIBYTE:.1f} MiB, room for {count} blocks; "
-            f"at least {MIN_BLOCKS} blocks of {service.block_tokens} tokens are needed, which is "
+            f"--kv-memory gives each node {service.kv_memory_bytes / MEBIBYTE:.1f} MiB, room for {count} blocks a "
+            f"replica; at least {MIN_BLOCKS} blocks of {service.block_tokens} tokens are needed, which is "
             f"{MIN_BLOCKS * block_bytes / MEBIBYTE:.1f} MiB",
             param="kv_memory",
         )
@@ -162,7 +171,10 @@ def engine(service: ServiceConfig) -> dict[str, Any]:
         "num_blocks": num_blocks(service),
         "dtype": service.dtype,
         "device": service.device,
-        "threads": service.threads,
+        "threads": max(1, service.threads // service.data_parallel),
+        "data_parallel": service.data_parallel,
+        # Replicas of a node that prefills for itself need not do the same kind of work in a step.
+        "scheduling_strategy": "per_replica" if service.prefill == 0 else None,
         "block_tokens": service.block_tokens,
         "max_batch_size": service.max_batch_size,
         "max_batch_input_tokens": max(chunk, service.max_batch_size),
@@ -173,13 +185,13 @@ def engine(service: ServiceConfig) -> dict[str, Any]:
 
 def node(service: ServiceConfig) -> dict[str, Any]:
     """The same for either kind of node."""
-    config: dict[str, Any] = {
+    return {
         "engine": engine(service),
         "redis_url": service.redis_url,
         "key_prefix": service.key_prefix,
+        "host": service.node_host,
         "drain_timeout_s": service.drain_timeout_s,
     }
-    return config if service.node_host is None else {**config, "host": service.node_host}
 
 
 def orchestrator(service: ServiceConfig) -> dict[str, Any]:

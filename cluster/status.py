@@ -159,12 +159,15 @@ def _nodes_table(nodes: list[NodeReport]) -> Table:
     table = Table(box=None)
     for heading in ("node", "pool", "address", "health"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("in flight", "running", "waiting", "free", "held", "cached"):
+    for heading in ("in flight", "running", "waiting", "free", "held", "cached", "prompt tok/s", "output tok/s"):
         table.add_column(heading, justify="right")
     for node in nodes:
         health = "draining" if node.draining else "healthy" if node.healthy else "unhealthy"
         numbers = (node.in_flight, node.running, node.waiting, node.free_blocks, node.held_blocks, node.cached_blocks)
-        table.add_row(node.name, node.role, node.address, health, *map(str, numbers))
+        rates = (node.prompt_throughput, node.generation_throughput)
+        table.add_row(
+            node.name, node.role, node.address, health, *map(str, numbers), *(f"{rate:.0f}" for rate in rates)
+        )
     return table
 
 

@@ -86,18 +86,31 @@ class Members:
 
 
 async def compare_tokens(
-    members: Members, reference: OneProcess, cases: list[ParityCase], num_tokens: int, block_tokens: int, bar: Progress
+    members: Members,
+    reference: OneProcess,
+    cases: list[ParityCase],
+    num_tokens: int,
+    block_tokens: int,
+    at_once: int,
+    bar: Progress,
 ) -> TokensReport:
+    """`at_once` cases are in the cluster at a time, so that each replica of an engine has its share."""
     report = TokensReport()
     task = bar.add_task("tokens", total=len(cases))
-    for case in cases:
-        if case.warm_prompt is not None:
-            await members.answer(case.warm_prompt, 1)
-        found, cached = await members.answer(case.prompt, num_tokens)
-        expected = await reference.answer(case.prompt, num_tokens)
-        _take_down(report, case, expected, found, cached, block_tokens)
-        bar.advance(task)
+    for first in range(0, len(cases), at_once):
+        together = cases[first : first + at_once]
+        answers = await asyncio.gather(*(_answer_warm(members, case, num_tokens) for case in together))
+        for case, (found, cached) in zip(together, answers, strict=True):
+            expected = await reference.answer(case.prompt, num_tokens)
+            _take_down(report, case, expected, found, cached, block_tokens)
+            bar.advance(task)
     return report
+
+
+async def _answer_warm(members: Members, case: ParityCase, num_tokens: int) -> tuple[list[int], int]:
+    if case.warm_prompt is not None:
+        await members.answer(case.warm_prompt, 1)
+    return await members.answer(case.prompt, num_tokens)
 
 
 def _take_down(
@@ -130,7 +143,9 @@ async def verify(run: Run, state: RunState, quick: bool, console: Console) -> bo
         cases = list(parity_cases(engine.block_tokens, ready.vocab_size, SEED + time.time_ns(), quick))
         with Progress(console=console, transient=True) as bar:
             num_tokens = QUICK_TOKENS if quick else TOKENS
-            tokens = await compare_tokens(members, reference, cases, num_tokens, engine.block_tokens, bar)
+            tokens = await compare_tokens(
+                members, reference, cases, num_tokens, engine.block_tokens, engine.data_parallel, bar
+            )
     finally:
         await replica.drain()
         await replica.stop()

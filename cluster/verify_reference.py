@@ -35,8 +35,8 @@ class Answer:
 
 class OneProcess:
     def __init__(self, config: EngineConfig) -> None:
-        self._config = msgspec.structs.replace(config, enable_prefix_caching=False)
-        memory = BlockMemory.create(config.num_blocks, layout_of(config).block_bytes)
+        self._config = msgspec.structs.replace(config, enable_prefix_caching=False, data_parallel=1)
+        memory = BlockMemory.create(self._config.total_blocks, layout_of(config).block_bytes)
         self._engine = ThreadEngine(build, self._config, NO_SEED, memory, name="reference", checked=False)
 
     async def start(self) -> EngineReady:

@@ -53,8 +53,13 @@ def test_blocks_are_what_the_memory_holds(model: Path) -> None:
     assert config.num_blocks(service(model, kv_memory_bytes=100 * BLOCK_BYTES + 1)) == 100
 
 
+def test_replicas_share_memory_and_threads(model: Path) -> None:
+    shared = config.engine(service(model, kv_memory_bytes=100 * BLOCK_BYTES, threads=4, data_parallel=2))
+    assert (shared["num_blocks"], shared["threads"], shared["data_parallel"]) == (50, 2, 2)
+
+
 def test_too_little_memory_is_refused_with_both_numbers(model: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"0\.0 MiB, room for 1 blocks; at least 8 .* 0\.0 MiB"):
+    with pytest.raises(ConfigurationError, match=r"0\.0 MiB, room for 1 blocks a replica; at least 8"):
         config.num_blocks(service(model, kv_memory_bytes=BLOCK_BYTES))
 
 
