@@ -16,6 +16,10 @@ from pipelines.types.sampling import SamplingParams
 from pipelines.types.text_context import TextContext
 
 _UINT64 = 2**64 - 1
+_GREEDY_BELOW = 1e-5
+"""A lower temperature means the most likely token, as in vLLM: a quotient by less soon leaves float32."""
+_LARGEST_PENALISED = 1e30
+"""An extreme repetition penalty moves a logit no further than this, so that differences stay finite in float32."""
 _USUALLY_ENOUGH = 1024
 """Tokens that hold top_p of the probability, nearly always."""
 
@@ -30,7 +34,7 @@ def sample(context: TextContext, logits: NDArray[np.float32]) -> tuple[int, LogP
             ends = [token for token in context.eos_tracker.eos_token_ids if token < len(logits)]
             if len(ends) < len(logits):
                 logits[ends] = -np.inf
-    if params.top_k == 1 or params.temperature == 0:
+    if params.top_k == 1 or params.temperature < _GREEDY_BELOW:
         token = int(np.argmax(logits))
     else:
         token = _draw(logits, params, uniform(params.seed, len(context.tokens)))
@@ -48,10 +52,12 @@ def _penalise(logits: NDArray[np.float32], context: TextContext) -> None:
     params = context.sampling_params
     if params.repetition_penalty != 1.0:
         seen = np.unique(context.tokens.all)
-        repeated = logits[seen]
-        logits[seen] = np.where(
-            repeated > 0, repeated / params.repetition_penalty, repeated * params.repetition_penalty
-        )
+        repeated = logits[seen].astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            penalised = np.where(
+                repeated > 0, repeated / params.repetition_penalty, repeated * params.repetition_penalty
+            )
+        logits[seen] = penalised.clip(-_LARGEST_PENALISED, _LARGEST_PENALISED)
     if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
         tokens, counts = np.unique(context.tokens.all[context.original_prompt_length :], return_counts=True)
         logits[tokens] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty

@@ -139,3 +139,25 @@ class TestLogProbabilities:
         _, found = sample(context, LOGITS)
         assert found is not None
         assert len(found.top_log_probabilities[0]) == len(LOGITS)
+
+
+class TestExtremes:
+    @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-20, 1e-6])
+    def test_a_temperature_that_float32_hardly_knows_is_greedy(self, temperature: float) -> None:
+        assert {sample(context_of(temperature=temperature, seed=seed), LOGITS)[0] for seed in range(20)} == {0}
+
+    @pytest.mark.parametrize("temperature", [1e-5, 1e-3])
+    def test_a_low_temperature_takes_the_best_of_what_lies_far_apart(self, temperature: float) -> None:
+        assert {sample(context_of(temperature=temperature, seed=seed), LOGITS)[0] for seed in range(20)} == {0}
+
+    @pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e40, 1e300])
+    @pytest.mark.parametrize("temperature", [1e-5, 1.0])
+    def test_an_extreme_repetition_penalty_leaves_a_distribution(self, penalty: float, temperature: float) -> None:
+        """Logits [2, 1, -1]; token 0 was seen: a tiny penalty makes it certain, a huge one leaves it equal to 0."""
+        logits = np.array([2.0, 1.0, -1.0], dtype=np.float32)
+        params = {"repetition_penalty": penalty, "temperature": temperature}
+        found = {sample(context_of([0], **params, seed=seed), logits)[0] for seed in range(200)}
+        if penalty < 1:
+            assert found == {0}
+        else:
+            assert 1 in found and found <= {0, 1, 2}
