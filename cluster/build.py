@@ -6,13 +6,13 @@ plain data. The data path does not go through Serve: the nodes are bound only so
 
 from typing import Any
 
-from orchestrator.deployment import OrchestratorDeployment
 from ray import serve
 from ray.serve import Application
 
 from cluster import config
 from cluster.config import ServiceConfig
 from decode_nodes.deployment import DecodeNodeDeployment
+from orchestrator.deployment import OrchestratorDeployment
 from prefill_nodes.deployment import PrefillNodeDeployment
 
 HEALTH_CHECK_PERIOD_S = 1.0
