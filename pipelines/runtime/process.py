@@ -124,8 +124,15 @@ class ProcessEngine:
         fds = (theirs.fileno(), self.memory.fd)
         command = [sys.executable, "-u", "-X", "faulthandler", "-m", self._entry, *map(str, fds)]
         with theirs:
+            # A session of its own: a terminal's Ctrl-C is for whoever owns the engine and drains it, and Linux shares
+            # processors out by session first, so that what else runs in ours does not slow the engine's threads.
             self._process = subprocess.Popen(
-                command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                command,
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         assert self._process.stdout is not None
         self._output_fd = self._process.stdout.fileno()
