@@ -17,7 +17,7 @@ from pipelines.models.weights import Weights
 from pipelines.runtime.jit import compiled
 from pipelines.runtime.linear import Packed, multiply_panel, pack_into, padded, page_array, panels_of
 from pipelines.runtime.paged_attention import Cells, Plan, attend_all, cells_of, plan_of, store_all
-from pipelines.runtime.simd import PANEL
+from pipelines.runtime.simd import MAX_ROWS, PANEL
 from pipelines.runtime.step import Step
 from pipelines.runtime.team import Sync, Team, meet, take_ticket
 from pipelines.runtime.vector_math import gated
@@ -63,29 +63,45 @@ def _normalise(
 
 
 @compiled
-def _multiply(
-    sync: Sync, rows: int, x: NDArray[np.float32], weights: Packed, layer: int, out: NDArray[np.float32],
-    accumulate: bool,
-) -> None:  # fmt: skip
-    panel = take_ticket(sync)
-    while panel < weights.shape[1]:
-        multiply_panel(x, weights, layer, panel, rows, out, panel * PANEL, accumulate)
-        panel = take_ticket(sync)
+def _panels_a_ticket(panels: int, members: int, rows: int) -> int:
+    """With few rows memory is what counts, and panels that follow each other are read, and prefetched, as one stream.
+    With many it is that members end together."""
+    return max(1, panels // (4 * members)) if rows <= MAX_ROWS else 1
 
 
 @compiled
-def _gate_and_up(member: int, sync: Sync, rows: int, weights: PackedWeights, layer: int, room: Rows) -> None:
+def _multiply(
+    members: int, sync: Sync, rows: int, x: NDArray[np.float32], weights: Packed, layer: int,
+    out: NDArray[np.float32], accumulate: bool,
+) -> None:  # fmt: skip
+    """out (+)= x @ weights[layer], for the first `rows` rows."""
+    panels = weights.shape[1]
+    share = _panels_a_ticket(panels, members, rows)
+    first = take_ticket(sync) * share
+    while first < panels:
+        for panel in range(first, min(panels, first + share)):
+            multiply_panel(x, weights, layer, panel, rows, out, panel * PANEL, accumulate)
+        first = take_ticket(sync) * share
+
+
+@compiled
+def _gate_and_up(
+    member: int, members: int, sync: Sync, rows: int, weights: PackedWeights, layer: int, room: Rows
+) -> None:  # fmt: skip
     """inner = silu(x @ gate) * (x @ up)."""
-    first = member * room.hidden.shape[0]
-    gate, up = room.gate[first : first + rows], room.up[first : first + rows]
-    panel = take_ticket(sync)
-    while panel < weights.gate_up.shape[1] // 2:
-        multiply_panel(room.normed, weights.gate_up, layer, 2 * panel, rows, gate, 0, False)
-        multiply_panel(room.normed, weights.gate_up, layer, 2 * panel + 1, rows, up, 0, False)
-        for r in range(rows):
-            at = (first + r) * PANEL
-            gated(room.gate, at, room.up, at, room.inner, r * room.inner.shape[1] + panel * PANEL, PANEL)
-        panel = take_ticket(sync)
+    own = member * room.hidden.shape[0]
+    gate, up = room.gate[own : own + rows], room.up[own : own + rows]
+    panels = weights.gate_up.shape[1] // 2
+    share = _panels_a_ticket(panels, members, rows)
+    first = take_ticket(sync) * share
+    while first < panels:
+        for panel in range(first, min(panels, first + share)):
+            multiply_panel(room.normed, weights.gate_up, layer, 2 * panel, rows, gate, 0, False)
+            multiply_panel(room.normed, weights.gate_up, layer, 2 * panel + 1, rows, up, 0, False)
+            for r in range(rows):
+                at = (own + r) * PANEL
+                gated(room.gate, at, room.up, at, room.inner, r * room.inner.shape[1] + panel * PANEL, PANEL)
+        first = take_ticket(sync) * share
 
 
 @compiled
@@ -111,7 +127,7 @@ def compute_step(
             for row in range(member, rows, members):
                 room.qkv[row] = weights.qkv_bias[layer]
         meet(sync, members)
-        _multiply(sync, rows, room.normed, weights.qkv, layer, room.qkv, biased)
+        _multiply(members, sync, rows, room.normed, weights.qkv, layer, room.qkv, biased)
         meet(sync, members)
         store_all(member, members, cells, plan, layer, room.qkv)
         meet(sync, members)
@@ -123,17 +139,17 @@ def compute_step(
                 _keep_rows(room, samples)
             rows = samples.shape[0]
             meet(sync, members)
-        _multiply(sync, rows, room.attended, weights.output, layer, room.hidden, True)
+        _multiply(members, sync, rows, room.attended, weights.output, layer, room.hidden, True)
         meet(sync, members)
         _normalise(member, members, rows, weights, 2 * layer + 1, room.hidden, room.normed)
         meet(sync, members)
-        _gate_and_up(member, sync, rows, weights, layer, room)
+        _gate_and_up(member, members, sync, rows, weights, layer, room)
         meet(sync, members)
-        _multiply(sync, rows, room.inner, weights.down, layer, room.hidden, True)
+        _multiply(members, sync, rows, room.inner, weights.down, layer, room.hidden, True)
         meet(sync, members)
     _normalise(member, members, rows, weights, 2 * cells.num_layers, room.hidden, room.normed)
     meet(sync, members)
-    _multiply(sync, rows, room.normed, weights.head, 0, logits, False)
+    _multiply(members, sync, rows, room.normed, weights.head, 0, logits, False)
 
 
 class CompiledDecoder:
