@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; try make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet uv || echo "no uv; pip will do"
-	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/python -m uv pip install -p $(BIN)/python -c constraints.txt -e '.[test]' \
+	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/python -m uv pip install --compile-bytecode -p $(BIN)/python -c constraints.txt -e '.[test]' \
 		|| $(BIN)/python -m pip install -c constraints.txt -e '.[test]'
 	@touch $@
 

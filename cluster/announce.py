@@ -3,6 +3,7 @@
 The supervisor of `up` speaks to the terminal itself; that of `up --detach` writes lines, which its parent shows.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Literal
@@ -60,7 +61,10 @@ def read_lines(stream: Iterable[bytes]) -> Iterator[Announcement]:
 
 
 class Terminal:
-    """A spinner with the stage in progress on a terminal; one line per finished stage everywhere."""
+    """A spinner with the stage in progress on a terminal; one line per finished stage everywhere.
+
+    A terminal that was closed is no reason to stop: what is said to it is lost.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -69,6 +73,10 @@ class Terminal:
         self._status: Status | None = None
 
     def __call__(self, announcement: Announcement) -> None:
+        with contextlib.suppress(OSError):
+            self._show(announcement)
+
+    def _show(self, announcement: Announcement) -> None:
         text = escape(announcement.text)  # an error may quote a [path], which is no markup
         match announcement.kind:
             case "stage":

@@ -5,9 +5,9 @@ nothing of the run is left: no process, no port, no folder.
 """
 
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -16,19 +16,21 @@ import msgspec
 from cluster import processes
 from cluster.announce import Announce, Announcement, detail, note, stage
 from cluster.config import ServiceConfig
+from cluster.driver import Driver
 from cluster.ray_head import RayHead
 from cluster.redis_server import RedisServer
 from cluster.run_folder import Run, RunFolder, RunState
-from cluster.serve_application import ServeApplication
 from pronghorn.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-WATCH_PERIOD_S = 0.5
 READY_POLL_S = 0.1
 STOP_MARGIN_S = 30.0
 """What ending Serve and Ray may take beyond the drain."""
-REDIS_RESTARTS = 5
+HURRIED_S = 5.0
+REDIS_SETTLED_S = 30.0
+"""A Redis server that ended sooner than this after its start has failed to start."""
+REDIS_FAILURES = 3
 
 
 class Cluster:
@@ -39,10 +41,11 @@ class Cluster:
         self._announce = announce
         self._temp_dir = Path(run.temp_dir)
         self._config = run.config
+        self._driver: Driver | None = None
         self._redis: RedisServer | None = None
         self._head: RayHead | None = None
-        self._application: ServeApplication | None = None
-        self._redis_restarts = 0
+        self._hurried = False
+        self._ended: queue.SimpleQueue[RayHead | RedisServer] = queue.SimpleQueue()
         self.state = RunState("starting", pid, edge=run.edge)
 
     # --- up ----------------------------------------------------------------------------------------------------------
@@ -51,10 +54,11 @@ class Cluster:
         """Returns once a request would be served. Raises ConfigurationError; call `stop` then too."""
         deadline_s = time.monotonic() + self._config.startup_timeout_s
         self._tell()
+        self._driver = Driver(self._temp_dir / "t", self._environ)
         if self._config.own_redis:
             self._start_redis()
         address = self._config.address or self._start_ray()
-        self._start_application(address)
+        self._deploy(address)
         self._wait_for_nodes(deadline_s)
         self._tell(phase="ready", url=self._url())
         return self.state
@@ -72,20 +76,20 @@ class Cluster:
         self._head = RayHead(self._temp_dir, self._config.dashboard_port, self._environ)
         return self._head.start()
 
-    def _start_application(self, address: str) -> None:
-        service = self._config.service
-        self._tell(redis_url=service.redis_url, ray_address=address)
+    def _deploy(self, address: str) -> None:
+        assert self._driver is not None
+        self._announce(stage("joining Ray"))
+        joined = self._driver.join(address, self._config)
+        self._tell(ray_address=address, dashboard_url=joined.dashboard_url, redis_url=self._config.service.redis_url)
         self._announce(stage("starting Serve"))
-        self._application = ServeApplication(self._config, msgspec.to_builtins(service))
-        dashboard_url = self._application.connect(address)
-        self._application.deploy()
-        self._tell(dashboard_url=dashboard_url)
+        self._tell(serve_is_ours=self._driver.deploy().serve_is_ours)
 
     def _wait_for_nodes(self, deadline_s: float) -> None:
-        assert self._application is not None
+        assert self._driver is not None
         service = self._config.service
         self._announce(stage(f"starting {service.prefill} prefill and {service.decode} decode nodes"))
-        self._application.wait_until_running(deadline_s, lambda text: self._announce(detail(text)))
+        left_s = max(0.0, deadline_s - time.monotonic())
+        self._driver.wait_until_running(left_s, lambda text: self._announce(detail(text)))
         self._announce(detail("waiting until every node is known"))
         reason = "nothing answered yet"
         with httpx.Client(base_url=self._url(), trust_env=False, timeout=5.0) as client:
@@ -106,60 +110,76 @@ class Cluster:
 
     def watch(self) -> str:
         """Returns, with the reason, when the cluster cannot go on. A Redis server of ours that ended is restarted."""
+        failures = 0
+        for part in (self._head, self._redis):
+            self._tell_when_ended(part)
         while True:
-            time.sleep(WATCH_PERIOD_S)
-            if self._head is not None and not self._head.is_alive():
+            ended = self._ended.get()
+            if ended is self._head:
                 return "Ray has ended"
-            if self._redis is not None and not self._redis.is_alive():
-                log.warning("the Redis server has ended; starting it again")
-                if self._redis_restarts >= REDIS_RESTARTS or not self._redis.restart():
-                    return "the Redis server has ended and does not start again"
-                self._redis_restarts += 1
+            assert self._redis is not None
+            failures = failures + 1 if self._redis.age_s < REDIS_SETTLED_S else 0
+            log.warning("the Redis server has ended; starting it again")
+            if failures >= REDIS_FAILURES or not self._redis.restart():
+                return "the Redis server has ended and does not start again"
+            self._tell_when_ended(self._redis)
+
+    def _tell_when_ended(self, part: RayHead | RedisServer | None) -> None:
+        if part is None:
+            return
+
+        def wait() -> None:
+            part.wait()
+            self._ended.put(part)
+
+        threading.Thread(target=wait, name=f"wait-{type(part).__name__}", daemon=True).start()
 
     # --- down --------------------------------------------------------------------------------------------------------
 
-    def stop(self, hurry: threading.Event) -> None:
-        """Drain and end everything. Once `hurry` is set, nothing is waited for any more."""
+    def hurry(self) -> None:
+        """Wait for no request any more. Called from a signal handler."""
+        self._hurried = True
+        if self._driver is not None:
+            self._driver.kill()
+
+    def stop(self) -> None:
+        """Drain and end everything."""
         self._tell(phase="stopping")
-        if self._application is not None and self._ray_answers():
+        if self._has_requests() and not self._hurried:
             self._announce(stage("letting the requests in progress finish"))
-            self._in_bounded_time(self._leave_ray, self._config.service.drain_timeout_s + STOP_MARGIN_S, hurry)
+            self._withdraw(self._config.service.drain_timeout_s + STOP_MARGIN_S)
+        if self._hurried and self._config.address is not None and self.state.ray_address is not None:
+            self._withdraw(HURRIED_S)  # it must not stay in somebody else's Ray cluster
         self._announce(stage("ending every process"))
-        if self._head is not None:
-            self._head.stop()
-        if self._redis is not None:
-            self._redis.stop()
+        for part in (self._driver, self._head, self._redis):
+            if part is not None:
+                part.stop()
         for left in processes.end_run(self._run.run_id, self._temp_dir):
             self._announce(note(f"process {left.pid} did not end"))
         self._folder.remove()
         self._announce(Announcement("ended"))
 
-    def _ray_answers(self) -> bool:
-        return self._head is None or self._head.is_alive()
+    def _has_requests(self) -> bool:
+        """Whether clients or another's Ray cluster may still hold something of this one."""
+        if self._config.address is not None:
+            return self.state.ray_address is not None
+        return self.state.url is not None and self._head is not None and self._head.is_alive()
 
-    def _leave_ray(self) -> None:
-        assert self._application is not None
-        self._application.delete(self._config.service.drain_timeout_s + STOP_MARGIN_S / 2)
-        self._application.disconnect()
+    def _withdraw(self, limit_s: float) -> None:
+        assert self.state.ray_address is not None
+        try:
+            if self._driver is None or not self._driver.idle:
+                self._driver = self._new_driver()
+                self._driver.join(self.state.ray_address, self._config)
+            self._driver.withdraw(limit_s, self.state.serve_is_ours)
+        except ConfigurationError as error:
+            if not self._hurried:
+                self._announce(note(f"not drained: {error.message}"))
 
-    def _in_bounded_time(self, work: Callable[[], None], limit_s: float, hurry: threading.Event) -> None:
-        """Ray's calls wait for a cluster that may have gone: do them aside and give up on them in time."""
-        done = threading.Event()
-
-        def run() -> None:
-            try:
-                work()
-            except Exception:
-                log.exception("leaving Ray failed")
-            finally:
-                done.set()
-
-        threading.Thread(target=run, name="leave-ray", daemon=True).start()
-        give_up_s = time.monotonic() + limit_s
-        while not done.wait(0.1) and not hurry.is_set():
-            if time.monotonic() > give_up_s:
-                self._announce(note(f"not drained after {limit_s:.0f} s; ending it as it is"))
-                return
+    def _new_driver(self) -> Driver:
+        if self._driver is not None:
+            self._driver.stop()
+        return Driver(self._temp_dir / "t", self._environ)
 
     def _tell(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)

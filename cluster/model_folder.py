@@ -7,12 +7,14 @@ should carry. Its last line is a note (the folder) or a failure.
 import sys
 from pathlib import Path
 
+from cluster import signals
 from cluster.announce import Announcement, Lines, detail, note
 from pipelines.models.fetch import default_model_folder, resolve_model
 from pronghorn.errors import PronghornError
 
 
 def main(cache: Path, spec: str | None) -> int:
+    signals.listen(signals.interrupt)
     say = Lines(sys.stdout.buffer)
 
     def progress(text: str) -> None:

@@ -19,7 +19,7 @@ from cluster.processes import RUN_VARIABLE
 from pronghorn.errors import ConfigurationError
 
 START_TIMEOUT_S = 90.0
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 5.0
 OBJECT_STORE_BYTES = 100_000_000
 """Ray's object store carries no tokens and no blocks here; its least allowed size is 75 MiB."""
 
@@ -31,7 +31,7 @@ _FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_AUTH_TOKEN", "RAY
 
 
 def environment(base: dict[str, str], run_id: str, temp_dir: Path, token_path: Path, haproxy: bool) -> dict[str, str]:
-    """The environment of every process of a local run, the supervisor included: Ray reads much of it at import."""
+    """The environment of every process of a local run: Ray reads much of it at import."""
     proxy_dir = temp_dir / "h"
     kept = {name: value for name, value in base.items() if name not in _FOREIGN}
     return kept | {
@@ -126,6 +126,11 @@ class RayHead:
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        if self._process is not None:
+            self._process.wait()
 
     def stop(self) -> None:
         process, self._process = self._process, None

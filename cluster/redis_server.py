@@ -49,6 +49,7 @@ class RedisServer:
         self._binary = binary or find_binary()
         self._password = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
         self.port = 0
 
     @property
@@ -70,8 +71,15 @@ class RedisServer:
         self.stop()
         return self._launch()
 
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    @property
+    def age_s(self) -> float:
+        """Since its last start."""
+        return time.monotonic() - self._started_s
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        if self._process is not None:
+            self._process.wait()
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -85,6 +93,7 @@ class RedisServer:
             process.wait(STOP_GRACE_S)
 
     def _launch(self) -> bool:
+        self._started_s = time.monotonic()
         with self._log_path.open("wb") as log:
             process = subprocess.Popen(
                 bound([str(self._binary), "-"]),

@@ -45,6 +45,8 @@ class RunState(msgspec.Struct, frozen=True, omit_defaults=True):
     dashboard_url: str | None = None
     ray_address: str | None = None
     redis_url: str | None = None
+    serve_is_ours: bool = False
+    """Whether Serve on that Ray cluster was started for this run."""
     edge: str | None = None
     error: str | None = None
 
@@ -81,12 +83,24 @@ class RunFolder:
             raise ConfigurationError(
                 f"the cluster {self.name!r} is running already; see `pronghorn status`, or end it with `pronghorn down`"
             )
-        self._lock_fd = fd
+        self._hold(fd)
         return fd
 
     def adopt(self, lock_fd: int) -> None:
         """Take over the lock of the process that started us."""
-        self._lock_fd = lock_fd
+        self._hold(lock_fd)
+
+    def _hold(self, fd: int) -> None:
+        self._lock_fd = fd
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+    def holder_pid(self) -> int | None:
+        """The process that holds the lock, or held it last."""
+        try:
+            return int((self.path / "lock").read_bytes())
+        except (OSError, ValueError):
+            return None
 
     def is_supervised(self) -> bool:
         """Whether a living process holds the lock."""
@@ -108,6 +122,7 @@ class RunFolder:
         """Atomically: a reader sees the old record or the new one."""
         path = self._record_path(type(record))
         scratch = path.with_suffix(f".{uuid.uuid4().hex[:8]}")
+        scratch.touch(mode=0o600)
         scratch.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2))
         scratch.replace(path)
 
@@ -116,6 +131,11 @@ class RunFolder:
 
     def state(self) -> RunState | None:
         return self._read(RunState)
+
+    def forget(self) -> None:
+        """Nothing is left of the run that the records tell of."""
+        for kind in (Run, RunState):
+            self._record_path(kind).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Both folders, whole; for whoever looks on, this one is there or it is not."""

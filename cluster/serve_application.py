@@ -6,14 +6,17 @@ Ray's and Serve's errors become ConfigurationError here; nothing of Ray leaves t
 import time
 from collections.abc import Callable
 
+import msgspec
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve._private.client import ServeControllerClient
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema, ServeStatus
 
 from cluster.config import APPLICATION_NAME, ClusterConfig
+from cluster.driver import Deployed
 from pronghorn.errors import ConfigurationError
 
 POLL_S = 0.2
@@ -21,60 +24,45 @@ IMPORT_PATH = "cluster.build:app"
 
 
 class ServeApplication:
-    """One driver of one Ray cluster. Its methods block."""
+    """Joins the Ray cluster at `address` when it is made. Its methods block; each raises ConfigurationError."""
 
-    def __init__(self, config: ClusterConfig, service_args: dict[str, object]) -> None:
+    def __init__(self, address: str, config: ClusterConfig) -> None:
+        self._address = address
         self._config = config
-        self._service_args = service_args
-        self._started_serve = False
+        self.dashboard_url = _join(address)
 
-    def connect(self, address: str) -> str | None:
-        """Join the Ray cluster; returns the URL of its dashboard. Raises ConfigurationError."""
-        try:
-            context = ray.init(
-                address=address,
-                namespace="serve",
-                log_to_driver=False,
-                logging_level="ERROR",
-                configure_logging=False,
-            )
-        except ConnectionError as error:
-            raise ConfigurationError(f"no Ray cluster answers at {address}: {_first_line(error)}") from None
-        except (RuntimeError, ValueError, RayError) as error:
-            raise ConfigurationError(f"the Ray cluster at {address} cannot be joined: {_one_line(error)}") from None
-        dashboard = context.dashboard_url
-        return f"http://{dashboard}" if dashboard else None
-
-    def deploy(self) -> None:
+    def deploy(self) -> Deployed:
         """Ask Serve for the application, starting Serve where it does not run."""
         config = self._config
         http = {"host": config.host, "port": config.port}
-        try:
-            if _get_global_client(raise_if_no_controller_running=False) is None:
-                self._started_serve = True
-                serve.start(proxy_location="EveryNode", http_options=HTTPOptions.model_validate(http))
-            wanted = ServeDeploySchema.model_validate(
+        wanted = {
+            "proxy_location": "EveryNode",
+            "http_options": http,
+            "applications": [
                 {
-                    "proxy_location": "EveryNode",
-                    "http_options": http,
-                    "applications": [
-                        {
-                            "name": APPLICATION_NAME,
-                            "route_prefix": "/",
-                            "import_path": IMPORT_PATH,
-                            "args": self._service_args,
-                        }
-                    ],
+                    "name": APPLICATION_NAME,
+                    "route_prefix": "/",
+                    "import_path": IMPORT_PATH,
+                    "args": msgspec.to_builtins(config.service),
                 }
-            )
-            client = _get_global_client()
+            ],
+        }
+        try:
+            client = _get_global_client(raise_if_no_controller_running=False)
+            serve_is_ours = client is None
+            if client is not None:
+                require_room(self._address, config, client.http_config, list(self.status().applications))
+            else:
+                serve.start(proxy_location="EveryNode", http_options=HTTPOptions.model_validate(http))
+                client = _get_global_client()
             assert client is not None
-            client.deploy_apps(wanted)
+            client.deploy_apps(ServeDeploySchema.model_validate(wanted))
         except (RayError, RuntimeError, TimeoutError) as error:
             raise ConfigurationError(f"Serve did not take the application: {_one_line(error)}") from None
+        return Deployed(serve_is_ours)
 
     def wait_until_running(self, deadline_s: float, progress: Callable[[str], None]) -> None:
-        """`deadline_s` on the monotonic clock. Raises ConfigurationError with the reason that Serve gives."""
+        """`deadline_s` on the monotonic clock. Raises with the reason that Serve gives."""
         while True:
             status = self.status()
             application = status.applications.get(APPLICATION_NAME)
@@ -91,21 +79,69 @@ class ServeApplication:
     def status(self) -> ServeStatus:
         return serve.status()
 
-    def delete(self, timeout_s: float) -> None:
-        """Drain and delete the application; returns when it has gone, or after `timeout_s`."""
-        client = _get_global_client(raise_if_no_controller_running=False)
-        if client is None:
-            return
-        client.delete_apps([APPLICATION_NAME], blocking=False)
-        give_up_s = time.monotonic() + timeout_s
-        while APPLICATION_NAME in self.status().applications and time.monotonic() < give_up_s:
-            time.sleep(POLL_S)
+    def withdraw(self, limit_s: float, serve_is_ours: bool) -> None:
+        """Drain and delete the application, end Serve where it is ours, leave the Ray cluster. An application of the
+        same name that somebody else deployed is left alone."""
+        try:
+            client = _get_global_client(raise_if_no_controller_running=False)
+            if client is None:
+                return
+            give_up_s = time.monotonic() + limit_s
+            if self._is_deployed(client):
+                client.delete_apps([APPLICATION_NAME], blocking=False)
+                while APPLICATION_NAME in self.status().applications and time.monotonic() < give_up_s:
+                    time.sleep(POLL_S)
+            if serve_is_ours:
+                serve.shutdown()
+        except (RayError, RuntimeError, TimeoutError) as error:
+            raise ConfigurationError(f"Serve did not let the application go: {_one_line(error)}") from None
+        finally:
+            ray.shutdown()
 
-    def disconnect(self) -> None:
-        """End Serve, if it was started here, and leave the Ray cluster."""
-        if self._started_serve:
-            serve.shutdown()
-        ray.shutdown()
+    def _is_deployed(self, client: ServeControllerClient) -> bool:
+        """Whether the application that is there was deployed with exactly our arguments."""
+        found = client.get_serve_details()["applications"].get(APPLICATION_NAME, {})
+        config = found.get("deployed_app_config") or {}
+        return bool(config.get("args") == msgspec.to_builtins(self._config.service))
+
+
+def _join(address: str) -> str | None:
+    """The URL of the Ray cluster's dashboard."""
+    try:
+        context = ray.init(
+            address=address,
+            namespace="serve",
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+        )
+    except ConnectionError:
+        raise ConfigurationError(
+            f"no Ray cluster answers at {address}; where it asks for a token, say which with RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN_PATH",
+            param="address",
+        ) from None
+    except (RuntimeError, ValueError, RayError) as error:
+        raise ConfigurationError(f"the Ray cluster at {address} cannot be joined: {_one_line(error)}") from None
+    dashboard = context.dashboard_url
+    return f"http://{dashboard}" if dashboard else None
+
+
+def require_room(address: str, config: ClusterConfig, http: HTTPOptions, applications: list[str]) -> None:
+    """Raises ConfigurationError where the Serve that runs there is somebody else's: what it serves would be deleted,
+    since asking it for one application is asking it to have no other."""
+    if applications:
+        raise ConfigurationError(
+            f"Serve on the Ray cluster at {address} already has {', '.join(sorted(applications))}; it takes one "
+            "Pronghorn and nothing beside it",
+            param="address",
+        )
+    if (http.host, http.port) != (config.host, config.port):
+        raise ConfigurationError(
+            f"Serve on the Ray cluster at {address} takes HTTP on {http.host}:{http.port} and not on "
+            f"{config.host}:{config.port}; give --host {http.host} --port {http.port}",
+            param="port",
+        )
 
 
 def _counts(status: ServeStatus) -> str:
@@ -130,8 +166,4 @@ def _reason(status: ServeStatus) -> str:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[-4:]) or type(error).__name__
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return " ".join(lines[-8:]) or type(error).__name__

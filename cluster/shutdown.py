@@ -32,19 +32,19 @@ def take_down(folder: RunFolder, announce: Announce) -> bool:
 
 
 def _end_supervisor(folder: RunFolder, limit_s: float, announce: Announce) -> None:
-    state = folder.state()
-    if state is None:
-        raise ConfigurationError(f"the cluster {folder.name!r} is only just starting; try again in a moment")
+    pid = folder.holder_pid()
+    if pid is None:
+        raise ConfigurationError(f"nothing tells who holds {folder.path}; try again in a moment")
     announce(stage("waiting for the supervisor to drain and end the cluster"))
     try:
-        process = psutil.Process(state.pid)
+        process = psutil.Process(pid)
         process.send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess:
         return
     give_up_s = time.monotonic() + limit_s
     while folder.is_supervised():
         if time.monotonic() > give_up_s:
-            announce(note(f"the supervisor {state.pid} does not end; killing it"))
+            announce(note(f"the supervisor {pid} does not end; killing it"))
             processes.end([process], 0.0)
             return
         time.sleep(0.05)

@@ -70,14 +70,15 @@ class _Answer(msgspec.Struct):
 
 def gather(folder: RunFolder) -> ClusterStatus:
     """Raises ConfigurationError where no such cluster is here."""
-    run, state = folder.run(), folder.state()
-    if run is None or state is None:
+    run, state, supervised = folder.run(), folder.state(), folder.is_supervised()
+    if run is None and not supervised:
         raise ConfigurationError(f"no cluster {folder.name!r} runs on this machine; start one with `pronghorn up`")
+    state = state or RunState("starting", folder.holder_pid() or 0)
     answer, problem = _ask_orchestrator(state)
     nodes = answer.nodes if answer else []
     return ClusterStatus(
         name=folder.name,
-        phase=state.phase if folder.is_supervised() else "abandoned",
+        phase=state.phase if supervised else "abandoned",
         url=state.url,
         dashboard_url=state.dashboard_url,
         ray_address=state.ray_address,
@@ -95,8 +96,10 @@ def gather(folder: RunFolder) -> ClusterStatus:
         },
         nodes=nodes,
         counters=answer.counters if answer else {},
-        redis=asyncio.run(_ask_redis(state.redis_url, run.config.service.key_prefix)) if state.redis_url else None,
-        listening=_listening(run),
+        redis=asyncio.run(_ask_redis(state.redis_url, run.config.service.key_prefix))
+        if run and state.redis_url
+        else None,
+        listening=_listening(run) if run else [],
     )
 
 

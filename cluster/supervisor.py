@@ -1,21 +1,19 @@
 """The process that brings one cluster up, stays with it, and takes it down: `python -m cluster.supervisor`.
 
 `pronghorn up` becomes it (same terminal, same process id); `up --detach` starts it in a session of its own and reads
-its announcements from a pipe. The first SIGINT or SIGTERM drains; the second does not wait. Ray's own chatter goes to
-the run's log.
+its announcements from a pipe. The first SIGINT, SIGTERM or SIGHUP drains; the second does not wait. It speaks to Ray
+through a child (`driver.py`), whose chatter goes to the run's log.
 """
 
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
+from cluster import signals
 from cluster.announce import Announce, Announcement, Lines, Terminal
 from cluster.bringup import Cluster
 from cluster.config import environment
@@ -40,41 +38,30 @@ def main(arguments: list[str]) -> int:
     _redirect_output(folder.log_path)
     run = folder.run()
     assert run is not None, "the run was written before the supervisor was started"
-    os.chdir(run.temp_dir)  # Ray puts the driver's folder on every worker's import path
+    signals.listen(signals.interrupt)
     return supervise(Cluster(run, folder, environment(), os.getpid(), announce), announce)
 
 
 def supervise(cluster: Cluster, announce: Announce) -> int:
     """The exit code: 0 where it was asked to end, 1 where the cluster could not go on."""
-    hurry = threading.Event()
     failure: str | None = None
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
+        signals.release()
         announce(Announcement("ready", state=cluster.start()))
         failure = cluster.watch()
-    except (KeyboardInterrupt, SystemExit):  # the latter from Ray's own SIGTERM handler, set by its driver
+    except KeyboardInterrupt:
         log.info("asked to end")
     except PronghornError as error:
         failure = error.message
     except Exception as error:  # the edge of this process: whatever it was, everything is ended below
         log.exception("the supervisor failed")
         failure = f"{type(error).__name__}: {error}"
-
-    def stop_waiting(_number: int, _frame: FrameType | None) -> None:
-        hurry.set()
-
-    signal.signal(signal.SIGINT, stop_waiting)
-    signal.signal(signal.SIGTERM, stop_waiting)
+    signals.listen(lambda _number, _frame: cluster.hurry())
     if failure is not None:
         log.error("%s", failure)
         announce(Announcement("failed", failure))
-    cluster.stop(hurry)
+    cluster.stop()
     return 0 if failure is None else 1
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _announcer(announce_fd: int | None) -> Announce:

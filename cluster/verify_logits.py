@@ -11,12 +11,13 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from cluster.verify_reference import greedy_context
 from kvcache.memory import BlockMemory
 from kvcache.storage import paged_view
 from pipelines.models.config import DecoderConfig, read_config
+from pipelines.models.conversion import LINKED_GGUF_FILE, convert_gguf
 from pipelines.models.weights import open_weights
 from pipelines.runtime.compiled_decoder import CompiledDecoder
 from pipelines.runtime.config import EngineConfig
@@ -50,8 +51,9 @@ class LogitsReport:
 
 def compare_logits(engine: EngineConfig) -> LogitsReport:
     """Of the model that `engine` serves, in float32."""
+    transformers.logging.disable_progress_bar()
     folder = Path(engine.model_path)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = _transformers_model(folder)
     config = read_config(folder)
     random = np.random.default_rng(SEED)
     prompts = [random.integers(0, config.vocab_size, size=n, dtype=np.int64) for n in PROMPT_LENGTHS]
@@ -63,6 +65,16 @@ def compare_logits(engine: EngineConfig) -> LogitsReport:
         largest = max(largest, float(np.abs(expected - ours).max()))
     positions = sum(PROMPT_LENGTHS)
     return LogitsReport(engine.model_name, len(prompts), positions, positions * config.vocab_size, largest)
+
+
+def _transformers_model(folder: Path) -> PreTrainedModel:
+    """`transformers` reads a GGUF file only with a package that nothing else here needs: it gets ours, converted."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if (folder / LINKED_GGUF_FILE).is_file():
+            convert_gguf(folder / LINKED_GGUF_FILE, Path(scratch))
+            folder = Path(scratch)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return model.eval()
 
 
 def compare_random_model(engine: EngineConfig) -> LogitsReport:

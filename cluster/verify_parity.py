@@ -7,6 +7,7 @@ prefill node (`target_endpoint`), so that no answer can come from a decode node 
 
 import argparse
 import asyncio
+import logging
 import sys
 import time
 from collections import Counter
@@ -175,6 +176,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("name")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     folder = RunFolder(options.root, options.name)
     run, state = folder.run(), folder.state()

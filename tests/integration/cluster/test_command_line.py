@@ -1,12 +1,16 @@
 """The commands on a running cluster, and starts that are refused: one line, not 0, nothing left."""
 
+import json
+import os
+import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster.conftest import CommandLine, RunningCluster
+from tests.fakes.running_cluster import CommandLine, RunningCluster, Traces
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -20,12 +24,14 @@ def taken_port() -> Iterator[int]:
 
 
 def refused(pronghorn: CommandLine, *options: str) -> str:
+    traces = Traces("refused")
     done = pronghorn("up", "--name", "refused", *options)
     assert done.returncode == 1
     assert done.stdout.count("\n") <= 1
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert not pronghorn.folder("refused").path.exists()
+    traces.assert_none()
     return lines[0]
 
 
@@ -40,6 +46,14 @@ def test_a_missing_model(pronghorn: CommandLine) -> None:
 def test_an_unsupported_architecture(pronghorn: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     assert "'BertModel' is not supported" in refused(pronghorn, "--port=0", f"--model={tmp_path}")
+
+
+def test_a_damaged_model(pronghorn: CommandLine, tmp_path: Path) -> None:
+    model = {"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps(model | sizes))
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    assert f"{tmp_path}/model.safetensors is damaged" in refused(pronghorn, "--port=0", f"--model={tmp_path}")
 
 
 def test_a_redis_that_is_not_there(pronghorn: CommandLine, taken_port: int) -> None:
@@ -63,6 +77,29 @@ def test_nothing_to_end_is_no_error(pronghorn: CommandLine) -> None:
     done = pronghorn("down", "--name", "nobody")
     assert done.returncode == 0
     assert "no cluster 'nobody'" in done.stdout
+
+
+def test_help_tells_every_option_with_its_default(pronghorn: CommandLine) -> None:
+    wide = CommandLine(pronghorn.home, {"COLUMNS": "200"})
+    lines = [line for line in wide("up", "--help").stdout.splitlines() if re.search(r" --[a-z]", line)]
+    assert len(lines) > 20
+    assert [line for line in lines if "[default:" not in line and "--help" not in line] == []
+
+
+@pytest.mark.timeout(60)
+def test_a_start_can_be_seen_and_ended_while_it_still_looks_at_the_model(
+    pronghorn: CommandLine, tmp_path: Path
+) -> None:
+    traces = Traces("slow")
+    os.mkfifo(tmp_path / "config.json")
+    command = pronghorn.command("up", "--name", "slow", "--port=0", f"--model={tmp_path}")
+    with subprocess.Popen(command, env=pronghorn.environ, cwd=pronghorn.home, stdout=subprocess.PIPE) as starting:
+        with (tmp_path / "config.json").open("wb"):  # waits until the model is looked at
+            assert "starting" in pronghorn("status", "--name", "slow").stdout
+            assert pronghorn("down", "--name", "slow").returncode == 0
+            assert starting.wait(30.0) != 0
+    assert not pronghorn.folder("slow").path.exists()
+    traces.assert_none()
 
 
 @pytest.mark.cluster

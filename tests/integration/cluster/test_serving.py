@@ -2,13 +2,14 @@
 
 import json
 import socket
+import stat
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
 
-from tests.integration.cluster.conftest import RunningCluster
+from tests.fakes.running_cluster import RunningCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -100,3 +101,16 @@ def test_a_client_that_leaves_frees_everything(cluster: RunningCluster) -> None:
 
 def counter(cluster: RunningCluster, name: str) -> int:
     return sum(node["counters"].get(name, 0) for node in cluster.status()["nodes"] if node["role"] == "decode")
+
+
+def test_no_secret_lies_where_others_can_read_it(cluster: RunningCluster) -> None:
+    folder = cluster.pronghorn.folder(cluster.name)
+    state = folder.state()
+    assert state is not None and state.redis_url is not None
+    secrets = [folder.token_path.read_text(), httpx.URL(state.redis_url).password]
+    assert all(len(secret) > 20 for secret in secrets)
+    for process in cluster.processes():
+        arguments = " ".join(process.cmdline())
+        assert not [secret for secret in secrets if secret in arguments], arguments
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder.path, cluster.temp_dir)} == {0o700}
+    assert cluster.status()["redis"]["url"].find(secrets[1]) == -1

@@ -1,3 +1,4 @@
+import os
 import stat
 from pathlib import Path
 
@@ -72,3 +73,23 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "root").symlink_to(elsewhere)
     with pytest.raises(ConfigurationError, match="not a folder of this user"):
         RunFolder(tmp_path / "root", "one").claim()
+
+
+def test_whoever_holds_it_is_known_by_its_pid(folder: RunFolder) -> None:
+    assert folder.holder_pid() is None
+    folder.claim()
+    assert folder.holder_pid() == os.getpid()
+
+
+def test_records_hold_a_password_and_are_for_their_owner_alone(folder: RunFolder) -> None:
+    folder.claim()
+    folder.write(RunState("ready", 1, redis_url="redis://:secret@127.0.0.1:1/0"))
+    assert stat.S_IMODE((folder.path / "state.json").stat().st_mode) == 0o600
+
+
+def test_what_is_forgotten_is_not_read_back(folder: RunFolder) -> None:
+    folder.claim()
+    folder.write(run_of(folder))
+    folder.write(RunState("ready", 1))
+    folder.forget()
+    assert (folder.run(), folder.state()) == (None, None)

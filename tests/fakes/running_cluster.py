@@ -1,0 +1,158 @@
+"""A real cluster, started by the command that users type, and the proof that nothing of it stays.
+
+Its home and its ports are its own, so a cluster that the developer runs beside it is not touched.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from cluster import config, ports, processes
+from cluster.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 420.0
+COMMAND_TIMEOUT_S = 150.0
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """`pronghorn`, run as a user runs it, with a home of its own."""
+
+    home: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
+
+    def __call__(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environ,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "cluster.cli", *arguments]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        kept = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "RAY_ADDRESS")}
+        own = {"PRONGHORN_HOME": str(self.home / "p"), "PYTHONPATH": os.pathsep.join(paths)}
+        return {**kept, **own, **self.settings}
+
+    def folder(self, name: str) -> RunFolder:
+        return RunFolder(self.home / "p", name)
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    name: str
+    url: str
+    run_id: str
+    temp_dir: Path
+    pronghorn: CommandLine
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def status(self) -> dict[str, Any]:
+        done = self.pronghorn("status", "--json", "--name", self.name)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def wait_until(self, holds: Callable[[dict[str, Any]], bool], limit_s: float) -> None:
+        """Fails where an orchestrator does not say so within `limit_s`."""
+        give_up_s = time.monotonic() + limit_s
+        with httpx.Client(base_url=self.url, timeout=10.0, trust_env=False) as client:
+            while not holds(status := client.get("/internal/status").json()):
+                assert time.monotonic() < give_up_s, status
+                time.sleep(0.1)  # the state of other processes, told by no event
+
+    def wait_until_at_rest(self) -> None:
+        def rests(status: dict[str, Any]) -> bool:
+            nodes_rest = all(node["held_blocks"] == 0 and node["in_flight"] == 0 for node in status["nodes"])
+            return status["in_flight"] == 0 and nodes_rest
+
+        self.wait_until(rests, 30.0)
+
+    def processes(self) -> list[psutil.Process]:
+        return processes.of_run(self.run_id, self.temp_dir)
+
+    def replica_pids(self, deployment: str) -> list[int]:
+        title = f"ServeReplica:pronghorn:{deployment}"
+        return [p.pid for p in self.processes() if any(title in word for word in p.cmdline())]
+
+    def assert_gone(self) -> None:
+        """No process, no folder, and nobody listens where it served."""
+        assert self.processes() == []
+        assert not self.temp_dir.exists()
+        assert not self.pronghorn.folder(self.name).path.exists()
+        assert ports.is_free("127.0.0.1", self.port)
+
+
+def start(pronghorn: CommandLine, name: str, *options: str) -> RunningCluster:
+    """Detached. A port that `options` name wins over any free one."""
+    done = pronghorn(
+        "up", "--detach", "--name", name, "--port=0", "--dashboard-port=0", *options, timeout_s=START_TIMEOUT_S
+    )
+    assert done.returncode == 0, f"the cluster did not start:\n{done.stdout}\n{done.stderr}"
+    return running(pronghorn, name)
+
+
+def running(pronghorn: CommandLine, name: str) -> RunningCluster:
+    """The cluster of that name, which is ready."""
+    run, state = pronghorn.folder(name).run(), pronghorn.folder(name).state()
+    assert run is not None and state is not None and state.url is not None
+    return RunningCluster(name, state.url, run.run_id, Path(run.temp_dir), pronghorn)
+
+
+def end(cluster: RunningCluster) -> None:
+    """`pronghorn down`, and proof that nothing stays."""
+    done = cluster.pronghorn("down", "--name", cluster.name)
+    assert done.returncode == 0, done.stderr
+    assert "left behind" not in done.stdout, f"the supervisor did not end by itself:\n{done.stdout}"
+    cluster.assert_gone()
+
+
+class Traces:
+    """What a command that fails may leave on this machine: looked for again afterwards, by the name that it was given.
+
+    A temporary folder carries no name, so it counts as left behind where it is new and no process lives in it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._before = self._folders()
+
+    @staticmethod
+    def _folders() -> set[Path]:
+        return set(config.temp_base().glob("ph-*"))
+
+    def assert_none(self) -> None:
+        assert [p for p in psutil.process_iter() if _run_of(p).startswith(f"{self._name}-")] == []
+        deserted = [path for path in self._folders() - self._before if not processes.of_run("", path)]
+        time.sleep(0.2 if deserted else 0.0)  # another cluster that has just begun has no process there yet
+        assert [path for path in deserted if path.exists() and not processes.of_run("", path)] == []
+
+
+def _run_of(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get(processes.RUN_VARIABLE, ""))
+    except (psutil.Error, OSError):
+        return ""

@@ -1,0 +1,97 @@
+"""Clusters of other shapes than the default: without prefill nodes, behind Serve's own proxy, in a Ray that runs."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster import processes
+from tests.fakes.ray_cluster import RayCluster, two_machines
+from tests.fakes.running_cluster import ROOT, CommandLine, RunningCluster, Traces, end, start
+from tests.fakes.storm import MODEL
+from tests.fakes.valkey_server import ValkeyServer
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def complete(cluster: RunningCluster, prompt: str = "Once upon a time", tokens: int = 4) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120.0, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == tokens
+
+
+def test_decode_nodes_alone_behind_serves_own_proxy(pronghorn: CommandLine) -> None:
+    cluster = start(pronghorn, "alone", "--prefill=0", "--decode=2", "--edge=serve", "--kv-memory=192MiB")
+    try:
+        complete(cluster)
+        status = cluster.status()
+        assert (status["edge"], status["pools"]) == ("serve", {"prefill": 0, "decode": 2})
+        assert not [item for item in status["listening"] if item["process"] == "haproxy"]
+        chat = pronghorn("chat", "What is the capital of France?", "--name", cluster.name, "--max-tokens=32")
+        assert "Paris" in chat.stdout
+    finally:
+        end(cluster)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    with two_machines("joined", gpus=(1, 1), root=ROOT) as running:
+        yield running
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pv-", dir="/tmp") as folder:
+        server = ValkeyServer(Path(folder))
+        server.start()
+        yield server.url
+        server.stop()
+
+
+def of_serve(run_id: str) -> list[list[str]]:
+    lines = [p.cmdline() for p in processes.of_run(run_id, None)]
+    return [line for line in lines if any("Serve" in word or "Proxy" in word for word in line)]
+
+
+def test_a_ray_cluster_of_two_machines_is_joined_and_left_as_it_was(
+    pronghorn: CommandLine, ray: RayCluster, redis_url: str
+) -> None:
+    token = {name: value for name, value in ray.environ.items() if name.startswith("RAY_AUTH")}
+    joining = CommandLine(pronghorn.home, token)
+    options = (f"--address={ray.address}", f"--redis-url={redis_url}", "--prefill=2", "--kv-memory=192MiB")
+    cluster = start(joining, "guest", *options)
+    complete(cluster)
+    machines = {node["address"].rsplit(":", 1)[0] for node in cluster.status()["nodes"]}
+    assert machines == {"127.0.0.2", "127.0.0.3"}
+
+    again = joining("up", "--detach", "--name", "another", "--port=0", *options)
+    assert again.returncode == 1
+    assert "already has pronghorn" in again.stdout
+    complete(cluster)
+    end(cluster)
+    assert of_serve("joined") == []
+
+    killed = start(joining, "guest", *options)
+    state = joining.folder("guest").state()
+    assert state is not None
+    os.kill(state.pid, signal.SIGKILL)
+    done = joining("down", "--name", "guest")
+    assert done.returncode == 0, done.stderr
+    killed.assert_gone()
+    assert of_serve("joined") == []
+
+
+def test_a_ray_cluster_that_wants_a_token_is_refused_in_time(
+    pronghorn: CommandLine, ray: RayCluster, redis_url: str
+) -> None:
+    traces = Traces("stranger")
+    options = ("--port=0", f"--address={ray.address}", f"--redis-url={redis_url}")
+    done = pronghorn("up", "--name=stranger", *options, timeout_s=60.0)
+    assert done.returncode == 1
+    assert "RAY_AUTH_TOKEN_PATH" in done.stdout
+    traces.assert_none()
