@@ -7,6 +7,7 @@ write can follow; the engine hears of every attempt's end.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Final, assert_never
 
@@ -18,6 +19,7 @@ from pipelines.node.arrival import check_arrival, check_window
 from pipelines.node.ended_fences import EndedFences
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
+from pipelines.node.session_service import Server, grpc_server
 from pipelines.node.shell import NodeShell
 from pipelines.runtime.messages import Failed, Release, Reserved, StepReport, TokenDelta
 from pipelines.runtime.port import EnginePort
@@ -63,6 +65,7 @@ class DecodeNode:
         registry: NodeRegistry,
         prefill: PrefillPort,
         clock: Clock,
+        new_server: Callable[[], Server] = grpc_server,
     ) -> None:
         self.counters = Counters()
         self.shell = NodeShell(
@@ -74,6 +77,7 @@ class DecodeNode:
             registry=registry,
             clock=clock,
             counters=self.counters,
+            new_server=new_server,
         )
         self._config = config
         self._link = self.shell.link

@@ -5,7 +5,7 @@ that nobody has used for a while is closed by `sweep`. So a node that leaves cos
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,9 +23,13 @@ log = logging.getLogger(__name__)
 Call = aio.UnaryStreamCall[Any, Any]
 
 
+def grpc_channel(address: str) -> aio.Channel:
+    return aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS)
+
+
 class _Channel:
-    def __init__(self, address: str) -> None:
-        self.channel = aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS)
+    def __init__(self, channel: aio.Channel) -> None:
+        self.channel = channel
         self.users = 0
         self.broken = False
         self.used_at_s = 0.0
@@ -58,8 +62,11 @@ def _translate(error: aio.AioRpcError, target: PrefillTarget) -> PronghornError:
 
 
 class PrefillClient:
-    def __init__(self, clock: Clock, idle_channel_s: float) -> None:
+    def __init__(
+        self, clock: Clock, idle_channel_s: float, new_channel: Callable[[str], aio.Channel] = grpc_channel
+    ) -> None:
         self._clock = clock
+        self._new_channel = new_channel
         self._idle_channel_s = idle_channel_s
         self._channels: dict[tuple[str, Incarnation], _Channel] = {}
 
@@ -73,7 +80,7 @@ class PrefillClient:
         key = (target.address, target.incarnation)
         entry = self._channels.get(key)
         if entry is None:
-            entry = self._channels[key] = _Channel(target.address)
+            entry = self._channels[key] = _Channel(self._new_channel(target.address))
         method: aio.UnaryStreamMultiCallable[Any, Any] = entry.channel.unary_stream(PREFILL_METHOD)
         call: Call = method(request, timeout=timeout_s)
         stream = _Stream(call, target)

@@ -24,7 +24,7 @@ class MemoryRegistry:
         self._lapse_period_s = lapse_period_s
         self._rows: dict[NodeName, tuple[NodeRecord, float]] = {}
         self._seed: bytes | None = None
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, None] = {}  # a dict for its order
 
     async def register(self, record: NodeRecord, lease_s: float) -> None:
         self._drop_lapsed()
@@ -48,7 +48,7 @@ class MemoryRegistry:
 
     async def changes(self) -> AsyncIterator[None]:
         changed = asyncio.Event()
-        self._watchers.add(changed)
+        self._watchers[changed] = None
         try:
             yield
             while True:
@@ -60,7 +60,7 @@ class MemoryRegistry:
                     changed.clear()
                     yield
         finally:
-            self._watchers.discard(changed)
+            self._watchers.pop(changed, None)
 
     async def cluster_seed(self) -> bytes:
         if self._seed is None:

@@ -9,7 +9,7 @@ by the channel's keepalive (`pronghorn/wire.py`); whatever ends the stream surfa
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,10 +30,21 @@ STREAM_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What grpc.aio raises when the stream is over: its status, or, of a write after that, a wrong state."""
 
 
+def grpc_channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS)
+
+
 class GrpcNodeClient:
     """Implements `ports.NodeClient`. Made inside a running event loop."""
 
-    def __init__(self, record: NodeRecord, ours: Identity, connect_timeout_s: float, send_queue_frames: int) -> None:
+    def __init__(
+        self,
+        record: NodeRecord,
+        ours: Identity,
+        connect_timeout_s: float,
+        send_queue_frames: int,
+        new_channel: Callable[[str], grpc.aio.Channel] = grpc_channel,
+    ) -> None:
         self._record = record
         self._ours = ours
         self._connect_timeout_s = connect_timeout_s
@@ -41,7 +52,7 @@ class GrpcNodeClient:
         self._outbox: deque[bytes] = deque()
         self._to_write = asyncio.Event()
         self._owner = Owner(f"session-{record.name}")
-        self._channel = grpc.aio.insecure_channel(record.address, options=CLIENT_CHANNEL_OPTIONS)
+        self._channel = new_channel(record.address)
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
         self._up = False
         self._closed = False
@@ -142,13 +153,20 @@ class GrpcNodeClient:
 class GrpcConnector:
     """Implements `ports.NodeConnector`."""
 
-    def __init__(self, ours: Identity, connect_timeout_s: float, send_queue_frames: int) -> None:
+    def __init__(
+        self,
+        ours: Identity,
+        connect_timeout_s: float,
+        send_queue_frames: int,
+        new_channel: Callable[[str], grpc.aio.Channel] = grpc_channel,
+    ) -> None:
         self._ours = ours
         self._connect_timeout_s = connect_timeout_s
         self._send_queue_frames = send_queue_frames
+        self._new_channel = new_channel
 
     def client(self, record: NodeRecord) -> GrpcNodeClient:
-        return GrpcNodeClient(record, self._ours, self._connect_timeout_s, self._send_queue_frames)
+        return GrpcNodeClient(record, self._ours, self._connect_timeout_s, self._send_queue_frames, self._new_channel)
 
 
 def _reason(error: BaseException) -> str:

@@ -8,7 +8,7 @@ that reports, so that silence means a fault.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final, assert_never
 
@@ -19,6 +19,7 @@ from pipelines.node.arrival import check_arrival
 from pipelines.node.ended_fences import EndedFences
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
+from pipelines.node.session_service import Server, grpc_server
 from pipelines.node.shell import NodeShell
 from pipelines.runtime import messages
 from pipelines.runtime.messages import ChunkReady, Failed, StepReport
@@ -60,6 +61,7 @@ class PrefillNode:
         engine: EnginePort,
         registry: NodeRegistry,
         clock: Clock,
+        new_server: Callable[[], Server] = grpc_server,
     ) -> None:
         self.counters = Counters()
         self.shell = NodeShell(
@@ -71,6 +73,7 @@ class PrefillNode:
             registry=registry,
             clock=clock,
             counters=self.counters,
+            new_server=new_server,
         )
         self._config = config
         self._link = self.shell.link

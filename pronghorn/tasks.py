@@ -23,7 +23,7 @@ class Owner:
         self.name = name
         self.failure: BaseException | None = None
         self._on_failure = on_failure
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict for its order: tasks end in that of their start
         self._stopped = False
 
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -32,12 +32,12 @@ class Owner:
             coroutine.close()
             raise RuntimeError(f"{self.name} is stopped; it cannot start {name}")
         task = asyncio.create_task(coroutine, name=f"{self.name}/{name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("task %s failed", task.get_name(), exc_info=error)

@@ -7,7 +7,7 @@ that it has seen. gRPC is named here, in the rooms' `service.py` and in `prefill
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -40,6 +40,7 @@ TASK_GRACE_S = 1.0
 
 Context = aio.ServicerContext[Any, Any]
 MethodHandlers = grpc.GenericRpcHandler
+Server = aio.Server
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 
 
@@ -78,19 +79,24 @@ def _check_orchestrator(ours: Identity, theirs: Identity) -> None:
         )
 
 
+def grpc_server() -> Server:
+    return aio.server(options=SERVER_CHANNEL_OPTIONS)
+
+
 class SessionService:
-    def __init__(self, host: SessionHost, clock: Clock) -> None:
+    def __init__(self, host: SessionHost, clock: Clock, new_server: Callable[[], Server] = grpc_server) -> None:
         self._host = host
         self._clock = clock
-        self._sessions: set[Session] = set()
-        self._server: aio.Server | None = None
+        self._new_server = new_server
+        self._sessions: dict[Session, None] = {}  # a dict for its order
+        self._server: Server | None = None
 
     def bind(self, bind_host: str, port: int, others: Sequence[MethodHandlers] = ()) -> int:
         """Take the port, for the methods of `others` beside our own; the port that was bound. Serves from `start` on.
 
         Raises ConfigurationError naming the address where it cannot be bound.
         """
-        server = aio.server(options=SERVER_CHANNEL_OPTIONS)
+        server = self._new_server()
         session: Handler = grpc.stream_stream_rpc_method_handler(self._session)
         status: Handler = grpc.unary_unary_rpc_method_handler(self._status)
         server.add_generic_rpc_handlers([method_handlers((SESSION_METHOD, session), (STATUS_METHOD, status)), *others])
@@ -122,7 +128,7 @@ class SessionService:
 
     async def _session(self, requests: object, context: Context) -> None:
         session = Session(await self._greet(context))
-        self._sessions.add(session)
+        self._sessions[session] = None
         owner = Owner(f"session-{session.peer.name}", lambda task, error: session.end(f"{task} failed: {error!r}"))
         owner.start(self._read(session, context), "reader")
         writer = owner.start(self._write(session, context), "writer")
@@ -131,7 +137,7 @@ class SessionService:
             await session.over()
             await asyncio.wait([writer], timeout=TASK_GRACE_S)
         finally:
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
             self._host.session_closed(session)
             reason = session.end_reason or "the stream was cancelled"
             log.info("%s: session with %s ends: %s", self._host.identity.name, session.peer.name, reason)

@@ -13,7 +13,7 @@ import enum
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -25,7 +25,7 @@ from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
 from pipelines.node.registration import Registration
 from pipelines.node.session import Session
-from pipelines.node.session_service import MethodHandlers, SessionService
+from pipelines.node.session_service import MethodHandlers, Server, SessionService, grpc_server
 from pipelines.runtime.messages import ResetPrefixCache, StepReport
 from pipelines.runtime.port import EnginePort
 from pipelines.types.frames import HEARTBEAT_PERIOD_S, NodeReport, Submit
@@ -97,6 +97,7 @@ class NodeShell:
         registry: NodeRegistry,
         clock: Clock,
         counters: Counters,
+        new_server: Callable[[], Server] = grpc_server,
     ) -> None:
         self.role = role
         self.name = name
@@ -108,9 +109,9 @@ class NodeShell:
         self._seed_digest = seed_digest
         self._config = config
         self._clock = clock
-        self._service = SessionService(self, clock)
+        self._service = SessionService(self, clock, new_server)
         self._registration = Registration(registry, config.lease_s, self.record)
-        self._registered_at_unix_s = time.time()
+        self.registered_at_unix_s = time.time()
         self._owner = Owner(name, self._on_task_failure)
         self._work: NodeWork
 
@@ -240,7 +241,7 @@ class NodeShell:
             load=msgspec.structs.asdict(self.link.load) | {"in_flight": self._work.in_flight},
             host=self._config.dial_host,
             pid=os.getpid(),
-            registered_at_unix_s=self._registered_at_unix_s,
+            registered_at_unix_s=self.registered_at_unix_s,
         )
 
     def autoscaling_stats(self) -> dict[str, float]:

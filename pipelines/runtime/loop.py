@@ -7,7 +7,7 @@ is long; what the step causes right after it. With nothing to compute it waits i
 the next report is due.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,16 +82,22 @@ class EngineLoop:
 
     def run(self) -> None:
         """Until `Stop`. Raises InboxClosed when the shell is gone, and what the pipeline raises for the whole step."""
-        while not self._stopping:
-            self._round()
+        for _ in self.rounds():
+            pass
 
-    def _round(self) -> None:
+    def rounds(self) -> Iterator[Batch | None]:
+        """`run`, a piece at a time: yields each batch when it is about to be computed, and None after each round."""
+        while not self._stopping:
+            yield from self._round()
+            yield None
+
+    def _round(self) -> Generator[Batch, None, None]:
         took_commands = self._take_commands()
         self._scheduler.sweep(self._clock.now_s())
         self._copy_blocks()
         if events := self._scheduler.take_events():
             self._report(StepReport(events, self._scheduler.load()))
-        stats, prompt_tokens = (None, 0) if self._stopping else self._step()
+        stats, prompt_tokens = (None, 0) if self._stopping else (yield from self._step())
         self._stepped = stats is not None
         for request_id in self._scheduler.take_ended():
             self._pipeline.release(request_id)
@@ -111,13 +117,14 @@ class EngineLoop:
             self._copy_blocks()
         return bool(commands)
 
-    def _step(self) -> tuple[CompletedBatchStats | None, int]:
+    def _step(self) -> Generator[Batch, None, tuple[CompletedBatchStats | None, int]]:
         """Compute a batch; what it came to, and its prompt tokens."""
         batch = self._scheduler.next_batch(self._clock.now_s())
         if batch is None:
             return None, 0
         prompt_tokens = _prompt_tokens(batch)
         started_s = self._clock.now_s()
+        yield batch
         outputs, failures = self._execute(batch)
         ended_s = self._clock.now_s()
         self._scheduler.complete(batch, outputs, failures, ended_s)
