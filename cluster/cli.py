@@ -18,6 +18,7 @@ from cluster.launch import prepare
 from cluster.model import find, served_name
 from cluster.run_folder import RunFolder, names
 from cluster.shutdown import take_down
+from cluster.simulator import fault_report, load_report
 from pronghorn.errors import ConfigurationError, PronghornError
 
 ABOUT = "A prefill/decode serving cluster on this machine: start it, ask it, look at it, end it."
@@ -172,6 +173,27 @@ def chat(
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+@app.command()
+def sim(
+    seeds: Annotated[int, typer.Option(help="How many simulations, one seed after another.")] = 100,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    nodes: Annotated[
+        int | None, typer.Option(help="Simulate load instead of faults, on so many nodes.", show_default="no load")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Of the load.")] = 100_000,
+    trace: Annotated[
+        str | None, typer.Option(help="Requests as JSON lines: timestamp, input_length, output_length, hash_ids.")
+    ] = None,
+) -> None:
+    """The whole cluster in one thread on virtual time: seeded faults and what they break, or a load on many nodes."""
+    if nodes is not None:
+        load_report.run(nodes, requests, seed, trace, out)
+        return
+    tally = fault_report.simulate(range(seed, seed + seeds))
+    fault_report.show(tally, out)
+    raise typer.Exit(1 if tally.failed else 0)
 
 
 @model_app.command("get")

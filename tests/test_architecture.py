@@ -41,6 +41,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "*/service.py",
         "decode_nodes/prefill_client.py",
         "orchestrator/node_client.py",
+        "cluster/simulator/channel.py",
     ),
     "fastapi": ("orchestrator/api/*",),
     "starlette": ("orchestrator/api/*",),

@@ -1,0 +1,1 @@
+"""The whole cluster in one thread on virtual time: the real decision code, simulated edges, seeded faults."""

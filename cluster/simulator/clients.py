@@ -1,0 +1,98 @@
+"""Those who ask: each request of a plan as its client lives it, and what came of it.
+
+A client runs within its orchestrator's process, where the HTTP side would. Knows the public port of the replica only.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.simulator.canary import VOCAB_SIZE, continuation
+from cluster.simulator.hosts import MODEL, SimOrchestrator
+from cluster.simulator.plan import RequestPlan
+from cluster.simulator.story import Story
+from orchestrator.ports import GenerationJob
+from pipelines.types.eos import EOSTracker
+from pipelines.types.text_context import TextContext
+from pipelines.types.token_buffer import TokenBuffer
+from pronghorn.deadline import Deadline
+from pronghorn.errors import PronghornError
+from pronghorn.ids import RequestID
+
+
+@dataclass(eq=False)
+class Outcome:
+    plan: RequestPlan
+    story: Story
+    orchestrator: SimOrchestrator | None = None
+    started_s: float = 0.0
+    paused_s: float = 0.0
+    """Of its orchestrator, when it began."""
+    tokens: list[int] = field(default_factory=list)
+    done: bool = False
+    """The last output said so."""
+    ends: list[str] = field(default_factory=list)
+    error: PronghornError | None = None
+    ended_s: float = 0.0
+
+    def end(self, how: str, now_s: float, error: PronghornError | None = None) -> None:
+        self.ends.append(how)
+        self.error = error
+        self.ended_s = now_s
+        said = f": {type(error).__name__} ({error.code})" if error is not None else ""
+        self.story.tell(f"{self.plan.name} {how} after {len(self.tokens)} tokens{said}")
+
+    @property
+    def answer(self) -> list[int]:
+        """What the canary says, whatever happens on the way."""
+        tokens = continuation(self.plan.prompt, self.plan.new_tokens)
+        if self.plan.eos is not None and self.plan.eos in tokens:
+            return tokens[: tokens.index(self.plan.eos) + 1]
+        return tokens
+
+
+def job(plan: RequestPlan, now_s: float) -> GenerationJob:
+    context = TextContext(
+        request_id=RequestID(plan.name),
+        tokens=TokenBuffer(np.array(plan.prompt, dtype=np.int64)),
+        max_length=len(plan.prompt) + plan.new_tokens,
+        eos_tracker=EOSTracker(eos_token_ids=set() if plan.eos is None else {plan.eos}),
+        vocab_size=VOCAB_SIZE,
+        cache_salt=plan.salt,
+        model_name=MODEL,
+    )
+    return GenerationJob(context, Deadline.after(now_s, plan.budget_s), MODEL, plan.target_endpoint)
+
+
+def begin(outcome: Outcome, orchestrator: SimOrchestrator) -> None:
+    loop = asyncio.get_running_loop()
+    outcome.orchestrator = orchestrator
+    task = orchestrator.process.start(_ask(outcome, orchestrator), f"client-{outcome.plan.name}")
+    if outcome.plan.cancel_after_s is not None:
+        context = orchestrator.process.context()
+        loop.call_later(outcome.plan.cancel_after_s, task.cancel, context=context)
+
+
+async def _ask(outcome: Outcome, orchestrator: SimOrchestrator) -> None:
+    loop = asyncio.get_running_loop()
+    outcome.started_s = loop.time()
+    outcome.paused_s = orchestrator.paused_s
+    try:
+        async with orchestrator.replica.generate(job(outcome.plan, orchestrator.clock.now_s())) as outputs:
+            how = "finished"
+            async for output in outputs:
+                outcome.tokens += output.tokens
+                outcome.done = outcome.done or output.is_done
+                wanted = outcome.plan.stop_after_tokens
+                if wanted is not None and len(outcome.tokens) >= wanted:
+                    how = "stopped"
+                    break
+                if outcome.plan.read_delay_s:
+                    await asyncio.sleep(outcome.plan.read_delay_s)
+        outcome.end(how, loop.time())
+    except PronghornError as error:
+        outcome.end("failed", loop.time(), error)
+    except asyncio.CancelledError:
+        outcome.end("cancelled", loop.time())
+        raise

@@ -1,0 +1,198 @@
+"""What must hold, whatever happened: of every request, of everybody at rest, of everybody at the end.
+
+Pure: looks, and returns what is wrong in words. Nothing here waits or changes anything.
+"""
+
+from collections.abc import Iterable
+
+from cluster.simulator.clients import Outcome
+from cluster.simulator.hosts import BLOCK_TOKENS, Hosts, SimNode, SimOrchestrator
+from cluster.simulator.plan import RECEIVER, SENDER, Fault, FaultKind, Plan
+from pipelines.runtime.batching import blocks_for
+from pronghorn.errors import (
+    ClientError,
+    DeadlineExceeded,
+    EndpointNotFound,
+    InsufficientBlocks,
+    InternalError,
+    Overloaded,
+    PronghornError,
+)
+from pronghorn.wire import PREFILL_METHOD, SESSION_METHOD
+
+LATE_S = 0.5
+"""How much later than its deadline a request may end: the turns that its last word takes."""
+AT_REST = (
+    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels"),
+    *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes"),
+)
+"""The tasks of a node or orchestrator that holds no request; beside those of its sessions."""
+
+HARMLESS = {
+    *(FaultKind.TAMPER, FaultKind.REDIS_AWAY, FaultKind.REDIS_FLUSHED, FaultKind.DROP_CACHES, FaultKind.JOIN),
+}
+FROM_PREFILL = {(SENDER, moment) for moment in ("first_token", "blocks", "commit")} | {(RECEIVER, "ask")}
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def wrong_with_outcome(plan: Plan, outcome: Outcome) -> list[str]:
+    name, answer = outcome.plan.name, outcome.answer
+    found = []
+    if len(outcome.ends) != 1:
+        return [f"{name} ended {len(outcome.ends)} times: {outcome.ends}"]
+    if outcome.tokens != answer[: len(outcome.tokens)]:
+        found.append(f"{name} got {outcome.tokens}, not the beginning of {answer}")
+    how = outcome.ends[0]
+    if how == "finished" and (outcome.tokens != answer or not outcome.done):
+        found.append(f"{name} finished with {len(outcome.tokens)} of {len(answer)} tokens")
+    if how == "cancelled" and outcome.plan.cancel_after_s is None:
+        found.append(f"{name} was cancelled, and its client never left")
+    if how == "failed" and not _excused(plan, outcome):
+        found.append(f"{name} failed without an excuse: {outcome.error!r}")
+    if outcome.orchestrator is not None and how != "lost":
+        paused_s = outcome.orchestrator.paused_s - outcome.paused_s
+        reading_s = outcome.plan.read_delay_s * (len(answer) + 1)
+        allowed_s = outcome.plan.budget_s + paused_s + reading_s + LATE_S
+        if outcome.ended_s - outcome.started_s > allowed_s:
+            took_s = outcome.ended_s - outcome.started_s
+            found.append(f"{name} took {took_s:.3f} s, with a deadline of {outcome.plan.budget_s:.3f} s")
+    return found
+
+
+def _excused(plan: Plan, outcome: Outcome) -> bool:
+    """Whether the plan's faults and bounds explain that error."""
+    error = outcome.error
+    serious = any(not harmless(plan, fault) for fault in plan.faults)
+    match error:
+        case None | InternalError():
+            return False
+        case EndpointNotFound():
+            return outcome.plan.target_endpoint is not None and bool(plan.faults)
+        case ClientError():
+            return False
+        case Overloaded():
+            return _crowded(plan)
+        case DeadlineExceeded():
+            return bool(plan.faults) or outcome.plan.budget_s < GENEROUS_S
+        case InsufficientBlocks():
+            needed = blocks_for(len(outcome.plan.prompt) + outcome.plan.new_tokens, BLOCK_TOKENS)
+            return needed > min(n.num_blocks for n in plan.nodes)
+        case PronghornError():
+            return serious or (outcome.plan.target_endpoint is not None and bool(plan.faults))
+
+
+GENEROUS_S = 10.0
+"""A budget that is enough where nothing is broken."""
+
+
+def _crowded(plan: Plan) -> bool:
+    count = len(plan.requests)
+    bounds = [plan.max_in_flight + plan.max_queue, *(n.max_waiting for n in plan.nodes)]
+    return count >= min([*bounds, *(n.max_in_flight for n in plan.nodes)])
+
+
+def harmless(plan: Plan, fault: Fault) -> bool:
+    """Whether every request must be served in spite of it: it touches prefill nodes, caches or the registry alone."""
+    if fault.kind in HARMLESS:
+        return True
+    prefill = {n.name for n in plan.nodes if n.role == "prefill"}
+    places = [p for p in (fault.target, fault.other) if p]
+    return any(p in prefill or (fault.moment is not None and (p, fault.moment) in FROM_PREFILL) for p in places)
+
+
+# --- at rest ----------------------------------------------------------------------------------------------------------
+
+
+def wrong_at_rest(hosts: Hosts) -> list[str]:
+    """Everything that somebody still holds, though no request is left."""
+    found = [f"{hosts.replacing} nodes are being replaced"] if hosts.replacing else []
+    for node in hosts.living():
+        found += _node_at_rest(hosts, node)
+    for orchestrator in _living(hosts):
+        found += _orchestrator_at_rest(hosts, orchestrator)
+    if streams := hosts.network.open_streams(PREFILL_METHOD):
+        found.append(f"{len(streams)} hand-overs are open")
+    return found
+
+
+async def wrong_in_registry(hosts: Hosts) -> list[str]:
+    rows = {row.incarnation for row in await hosts.redis.rows.list()}
+    living = {node.node.shell.incarnation for node in hosts.living()}
+    return (
+        [] if rows == living else [f"the registry has {len(rows - living)} dead lives, and lacks {len(living - rows)}"]
+    )
+
+
+def _node_at_rest(hosts: Hosts, node: SimNode) -> list[str]:
+    found = []
+    load = node.engine.scheduler.load()
+    if node.node.in_flight:
+        found.append(f"{node.host} holds {node.node.in_flight} attempts")
+    if load.held_blocks or load.waiting or load.running or load.awaiting_blocks:
+        found.append(f"{node.host}'s engine is not at rest: {load}")
+    if (reason := node.node.shell.unhealthy_reason()) is not None:
+        found.append(f"{node.host} is unhealthy: {reason}")
+    tasks = [name for process in node.processes for name in hosts.loop.tasks_of(process)]
+    found += _strange_tasks(node.host, tasks)
+    sessions = sum(name.endswith(f"call-{SESSION_METHOD}") for name in tasks)
+    if sessions != len(_living(hosts)):
+        found.append(f"{node.host} has {sessions} sessions with {len(_living(hosts))} orchestrators")
+    return found
+
+
+def _orchestrator_at_rest(hosts: Hosts, orchestrator: SimOrchestrator) -> list[str]:
+    found = _strange_tasks(orchestrator.name, hosts.loop.tasks_of(orchestrator.process))
+    replica = orchestrator.replica
+    if replica.in_flight():
+        found.append(f"{orchestrator.name} has {replica.in_flight()} requests in flight")
+    try:
+        replica.dispatcher.check()
+    except AssertionError as error:
+        found.append(f"{orchestrator.name}: {error!r}")
+    views = {view.incarnation: view for view in replica.views()}
+    for node in hosts.living():
+        view = views.pop(node.node.shell.incarnation, None)
+        if view is None or view.unusable is not None:
+            found.append(f"{orchestrator.name} cannot use {node.host}: {view.unusable if view else 'not known'}")
+        elif view.in_flight or view.waiting:
+            found.append(f"{orchestrator.name} counts {view.in_flight} in flight on {node.host}")
+    found += [f"{orchestrator.name} still knows {view.name}, which is gone" for view in views.values()]
+    return found
+
+
+def _strange_tasks(host: str, names: Iterable[str]) -> list[str]:
+    strange = [n for n in names if n.rsplit("/", 1)[-1] not in AT_REST and not _of_a_session(n)]
+    return [f"{host} still runs {', '.join(strange)}"] if strange else []
+
+
+def _of_a_session(name: str) -> bool:
+    return name.endswith(SESSION_METHOD) or name.rsplit("/", 1)[-1].startswith("session-")
+
+
+def _living(hosts: Hosts) -> list[SimOrchestrator]:
+    return [o for o in hosts.orchestrators if not o.gone]
+
+
+# --- bugs that say so themselves --------------------------------------------------------------------------------------
+
+
+def said_by_processes(hosts: Hosts) -> list[str]:
+    found = [bug for node in hosts.nodes for bug in node.engine.bugs]
+    found += [f"{process.name}: {failure}" for process in hosts.processes() for failure in process.failures]
+    for orchestrator in hosts.orchestrators:
+        if (failed := orchestrator.replica.failure()) is not None:
+            found.append(f"{orchestrator.name}: {failed!r}")
+    return found
+
+
+def wrong_at_the_end(hosts: Hosts) -> list[str]:
+    """After everybody has stopped in good order."""
+    found = []
+    for process in [*(p for n in hosts.nodes for p in n.processes), *(o.process for o in hosts.orchestrators)]:
+        if process.alive and (tasks := hosts.loop.tasks_of(process)):
+            found.append(f"{process.name} has stopped, and still runs {', '.join(tasks)}")
+    if streams := hosts.network.open_streams(SESSION_METHOD) + hosts.network.open_streams(PREFILL_METHOD):
+        found.append(f"{len(streams)} streams are open after everybody has stopped")
+    return found

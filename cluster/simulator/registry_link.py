@@ -1,0 +1,85 @@
+"""The node registry as one simulated process reaches it: shared rows, behind a network and a Redis that can be away.
+
+Knows outages and delay; the rows and their leases are `MemoryRegistry`'s, on the clock of Redis.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+from cluster.simulator.network import Network
+from kvcache.memory_registry import MemoryRegistry
+from kvcache.registry import NodeRecord
+from pronghorn.clock import Clock
+from pronghorn.errors import Unavailable
+from pronghorn.ids import Incarnation, NodeName
+
+REDIS = "redis"
+TIMEOUT_S = 1.0
+LAPSE_PERIOD_S = 1.0
+
+
+class SimRedis:
+    """The one registry behind every link."""
+
+    def __init__(self, clock: Clock, seed: bytes) -> None:
+        self._clock = clock
+        self._seed = seed
+        self.rows = self._empty()
+        self.away = False
+
+    def flush(self) -> None:
+        """As a restart without its data: every row is gone. Whoever watches sees it when it lists next."""
+        self.rows = self._empty()
+
+    def _empty(self) -> MemoryRegistry:
+        return MemoryRegistry(self._clock, new_seed=lambda: self._seed, lapse_period_s=LAPSE_PERIOD_S)
+
+
+class RegistryLink:
+    """`kvcache.registry.NodeRegistry`."""
+
+    def __init__(self, redis: SimRedis, network: Network, host: str, random: Random) -> None:
+        self._redis = redis
+        self._network = network
+        self._host = host
+        self._random = random
+
+    async def register(self, record: NodeRecord, lease_s: float) -> None:
+        await self._reach()
+        await self._redis.rows.register(record, lease_s)
+
+    async def deregister(self, name: NodeName, incarnation: Incarnation) -> None:
+        await self._reach()
+        await self._redis.rows.deregister(name, incarnation)
+
+    async def list(self) -> list[NodeRecord]:
+        await self._reach()
+        return await self._redis.rows.list()
+
+    async def changes(self) -> AsyncIterator[None]:
+        yield
+        while True:
+            async for _ in self._redis.rows.changes():
+                if self._unreachable:
+                    break
+                yield
+            await asyncio.sleep(TIMEOUT_S)
+
+    async def cluster_seed(self) -> bytes:
+        await self._reach()
+        return await self._redis.rows.cluster_seed()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(0.0005 + self._random.random() * 0.002)
+        if self._unreachable:
+            await asyncio.sleep(TIMEOUT_S)
+            raise Unavailable("the node registry does not answer")
+
+    @property
+    def _unreachable(self) -> bool:
+        network = self._network
+        return self._redis.away or network.cut_off(self._host, REDIS) or network.cut_off(REDIS, self._host)
