@@ -97,6 +97,9 @@ class Membership:
             if keeper := self._keepers.get(incarnation):
                 keeper.cancel("replaced by a new incarnation")
         for record in change.joined:
+            if record.incarnation in self._clients:
+                # It fell out of the registry and its session was opened again before it was back in it.
+                self._nodes.opened(record.incarnation)
             if record.incarnation not in self._keepers:
                 log.info("node %s (%s, %s) joined", record.name, record.role, record.address)
                 keeper = self._owner.start(self._keep_session(record, listener), f"session-{record.name}")

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from kvcache.registry import NodeRecord
 from pronghorn.clock import ManualClock
 from pronghorn.errors import HandshakeRefused, Unavailable
+from tests.fakes.memory_node import MemoryNodeClient
 from tests.fakes.orchestrator_cluster import Cluster, running
 
 
@@ -101,3 +103,28 @@ async def test_a_registry_that_came_back_empty_does_not_end_live_sessions(cluste
     await cluster.registry.register(node.record, 60.0)
     await cluster.until(lambda: cluster.replica._nodes.registered(node.record.incarnation))
     assert node.sessions == 1
+
+
+async def test_a_session_opened_while_its_node_was_off_the_list_counts_when_the_node_is_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await cluster.join("decode-1")
+    connecting, go_on, connect = asyncio.Event(), asyncio.Event(), MemoryNodeClient.connect
+
+    async def held(client: MemoryNodeClient) -> None:
+        connecting.set()
+        await go_on.wait()
+        await connect(client)
+
+    monkeypatch.setattr(MemoryNodeClient, "connect", held)
+    node.lose()
+    await connecting.wait()
+    await cluster.leave("decode-1")
+    await cluster.until(lambda: cluster.replica.nodes() == [])
+    go_on.set()
+    await cluster.until(lambda: node.sessions == 2)
+    await cluster.registry.register(node.record, 60.0)
+    await cluster.until(lambda: cluster.replica.nodes() != [])
+    node.beat()
+    await cluster.until(lambda: cluster.usable("decode-1"))
+    assert node.sessions == 2
