@@ -31,6 +31,7 @@ AT_REST = (
 HARMLESS = {
     *(FaultKind.TAMPER, FaultKind.REDIS_AWAY, FaultKind.REDIS_FLUSHED, FaultKind.DROP_CACHES, FaultKind.JOIN),
 }
+FROM_ORCHESTRATOR = {(SENDER, "submit"), (SENDER, "abort"), (RECEIVER, "outputs")}
 FROM_PREFILL = {(SENDER, moment) for moment in ("first_token", "blocks", "commit")} | {(RECEIVER, "ask")}
 
 
@@ -80,7 +81,19 @@ def _excused(plan: Plan, outcome: Outcome) -> bool:
             needed = blocks_for(len(outcome.plan.prompt) + outcome.plan.new_tokens, BLOCK_TOKENS)
             return needed > min(n.num_blocks for n in plan.nodes)
         case PronghornError():
-            return serious or (outcome.plan.target_endpoint is not None and bool(plan.faults))
+            if outcome.plan.target_endpoint is not None:
+                return bool(plan.faults)
+            return serious and (bool(outcome.tokens) or not _another_can(plan))
+
+
+def _another_can(plan: Plan) -> bool:
+    """Whether a request that has no token yet must be served by another decode node: one fault, and not on an
+    orchestrator."""
+    if len(plan.faults) != 1 or plan.max_attempts < 2:
+        return False
+    fault = plan.faults[0]
+    on_orchestrator = fault.target in plan.orchestrators or (fault.target, fault.moment) in FROM_ORCHESTRATOR
+    return not on_orchestrator and sum(n.role == "decode" for n in plan.nodes) >= 2
 
 
 GENEROUS_S = 10.0
