@@ -1,0 +1,87 @@
+"""What users of other systems have suffered, played on the simulated cluster. The issue is named with each."""
+
+import pytest
+
+from cluster.simulator.plan import Fault, FaultKind
+from tests.fakes.simulated_cluster import holds, node, plan, request
+
+
+def test_a_storm_of_cancels_leaves_no_slot_taken_and_the_next_requests_succeed() -> None:
+    """sglang#28651: cancel nine of ten prefills at once."""
+    storm = [request(i, at_s=0.001 * i, cancel_after_s=0.3 - 0.001 * i) for i in range(90)]
+    others = [request(100 + i, at_s=0.3 + 0.01 * i) for i in range(10)]
+    verdict = holds(plan(requests=[*storm, *others]))
+    assert verdict.endings["finished"] >= 10 + 1
+
+
+def test_aborts_on_both_sides_at_random_points_leak_no_block() -> None:
+    """vllm#46289, dynamo#7489: abort during the hand-over, again and again."""
+    requests = [request(i, at_s=0.01 * i, cancel_after_s=0.001 + (0.0137 * i) % 0.15) for i in range(200)]
+    holds(plan(requests=requests))
+
+
+def test_deadlines_around_the_end_of_the_prefill_keep_no_block() -> None:
+    """vllm#29906: timeouts at the end of a prefill kept blocks for minutes."""
+    requests = [request(i, at_s=0.02 * i, budget_s=0.02 + 0.002 * (i % 40)) for i in range(120)]
+    holds(plan(requests=requests))
+
+
+def test_a_pool_full_of_dead_requests_empties_without_a_new_one() -> None:
+    """TensorRT-LLM#12313: clean-up ran only when another request came."""
+    stuck = Fault(FaultKind.PAUSE, 0.05, "prefill-0", duration_s=5.0)
+    nodes = [node("prefill-0"), node("decode-0", num_blocks=12, stall_timeout_s=3.0)]
+    holds(plan([stuck], [request(i, at_s=0.0, budget_s=1.0) for i in range(12)], nodes))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_node_that_is_killed_again_and_again_comes_back_each_time(role: str) -> None:
+    """vllm#49238: a stale endpoint after a restart under the same name."""
+    kills = [Fault(FaultKind.KILL, 0.5 * i, f"{role}-0", duration_s=0.2, detail="same") for i in range(20)]
+    requests = [request(i, at_s=0.1 * i) for i in range(110)]
+    verdict = holds(plan(kills, requests))
+    if role == "prefill":
+        assert verdict.endings == {"finished": 111}
+
+
+def test_without_a_prefill_node_decode_serves_alone() -> None:
+    """sglang#12779: the death of prefill took decode with it."""
+    kills = [Fault(FaultKind.KILL, 0.1, f"prefill-{i}") for i in range(2)]
+    verdict = holds(plan(kills))
+    assert verdict.endings == {"finished": 8 + 1}
+
+
+@pytest.mark.parametrize("detail", ["", "flushed"])
+def test_redis_away_for_longer_than_a_lease_fails_no_request(detail: str) -> None:
+    """dynamo#11068: the loss of the store left zombies; here serving goes on from the sessions."""
+    away = Fault(FaultKind.REDIS_AWAY, 0.1, duration_s=6.0, detail=detail)
+    verdict = holds(plan([away], [request(i, at_s=0.2 * i) for i in range(40)]))
+    assert verdict.endings == {"finished": 40 + 1}
+
+
+def test_nodes_that_come_and_go_leave_every_request_with_an_end() -> None:
+    """dynamo#13088: requests hung after selection while workers came and went."""
+    churn = [
+        fault
+        for i in range(8)
+        for fault in (
+            Fault(FaultKind.JOIN, 0.7 * i, f"{('prefill', 'decode')[i % 2]}-1"),
+            Fault(FaultKind.KILL, 0.7 * i + 0.35, f"{('prefill', 'decode')[i % 2]}-0", duration_s=0.3, detail="same"),
+        )
+    ]
+    holds(plan(churn, [request(i, at_s=0.06 * i) for i in range(100)]))
+
+
+def test_clocks_that_differ_by_minutes_and_drift_change_nothing() -> None:
+    """Leases and deadlines hold on each process's own clock."""
+    offsets = {"prefill-0": 300.0, "prefill-1": -300.0, "decode-0": -300.0, "decode-1": 300.0}
+    nodes = [node(name, clock_offset_s=s, clock_rate=1.0 + s / 100_000) for name, s in offsets.items()]
+    verdict = holds(plan(nodes=nodes, requests=[request(i, at_s=0.2 * i) for i in range(40)]))
+    assert verdict.endings == {"finished": 40 + 1}
+
+
+def test_a_black_hole_holds_up_nobody_else() -> None:
+    """production-stack#749: one dead back end blocked requests to the healthy ones."""
+    hole = Fault(FaultKind.CUT_BOTH, 0.0, "decode-0", "orchestrator-0", duration_s=8.0)
+    requests = [request(i, at_s=4.0 + 0.05 * i, budget_s=2.0) for i in range(20)]
+    verdict = holds(plan([hole], requests))
+    assert verdict.endings == {"finished": 20 + 1}
