@@ -27,6 +27,8 @@ from cluster.simulator.virtual_loop import SimulationStuck, VirtualLoop
 UP_WITHIN_S = 10.0
 REST_WITHIN_S = 15.0
 """A lease, the longest retry of a session, a refresh after an outage of the registry, and some."""
+REST_UNDISTURBED_S = 1.0
+"""Where nothing was broken: what is cancelled is let go of within this."""
 POLL_S = 0.05
 PROBE_BUDGET_S = 8.0
 
@@ -39,6 +41,8 @@ class Verdict:
     digest: str = ""
     endings: dict[str, int] = field(default_factory=dict)
     faults_fired: dict[str, int] = field(default_factory=dict)
+    rest_took_s: float = 0.0
+    """From the end of the last request and the last fault until everybody was at rest."""
     virtual_s: float = 0.0
     wall_s: float = 0.0
     late_frames: int = 0
@@ -132,7 +136,10 @@ class _Simulation:
         await self._load()
         self._faults.close()
         await self._until(lambda: self._faults.open == 0, 30.0)
-        if await self._rest("at rest", REST_WITHIN_S):
+        over_s = self._loop.time()
+        at_rest = await self._rest("at rest", REST_WITHIN_S if self._plan.faults else REST_UNDISTURBED_S)
+        self._verdict.rest_took_s = self._loop.time() - over_s
+        if at_rest:
             await self._probe()
             await self._rest("at rest after one more request", REST_WITHIN_S)
         await self._stop()

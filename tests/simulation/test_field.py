@@ -5,6 +5,8 @@ import pytest
 from cluster.simulator.plan import Fault, FaultKind
 from tests.fakes.simulated_cluster import holds, node, plan, request
 
+SLOW_NODES = [node("prefill-0"), node("decode-0", num_blocks=128, step_s=0.1)]
+
 
 def test_a_storm_of_cancels_leaves_no_slot_taken_and_the_next_requests_succeed() -> None:
     """sglang#28651: cancel nine of ten prefills at once."""
@@ -24,6 +26,22 @@ def test_deadlines_around_the_end_of_the_prefill_keep_no_block() -> None:
     """vllm#29906: timeouts at the end of a prefill kept blocks for minutes."""
     requests = [request(i, at_s=0.02 * i, budget_s=0.02 + 0.002 * (i % 40)) for i in range(120)]
     holds(plan(requests=requests))
+
+
+def test_a_cancelled_request_is_let_go_of_within_a_second() -> None:
+    """dynamo#13691: a request went on for as long as it would have run. Here that were eight seconds."""
+    verdict = holds(plan(requests=[request(i, new_tokens=80, cancel_after_s=0.4) for i in range(4)], nodes=SLOW_NODES))
+    assert verdict.endings["cancelled"] == 4
+    assert verdict.rest_took_s <= 1.0
+
+
+def test_what_nobody_reads_any_more_is_let_go_of_within_a_second_of_the_break() -> None:
+    """The connection to the orchestrator breaks in mid-stream: its sequences end with it."""
+    broken = Fault(FaultKind.BREAK, 0.5, "decode-0", "orchestrator-0")
+    requests = [request(i, new_tokens=80) for i in range(4)]
+    verdict = holds(plan([broken], requests, SLOW_NODES, max_attempts=1))
+    assert verdict.endings["failed"] == 4
+    assert verdict.rest_took_s <= 1.0
 
 
 def test_a_pool_full_of_dead_requests_empties_without_a_new_one() -> None:
