@@ -154,9 +154,12 @@ class Cluster:
         for part in (self._driver, self._head, self._redis):
             if part is not None:
                 part.stop()
-        for left in processes.end_run(self._run.run_id, self._temp_dir):
-            self._announce(note(f"process {left.pid} did not end"))
-        self._folder.remove()
+        if left := processes.end_run(self._run.run_id, self._temp_dir):
+            self._tell(phase="failed")
+            pids = ", ".join(str(process.pid) for process in left)
+            self._announce(note(f"these processes did not end: {pids}; try `pronghorn down` again"))
+        else:
+            self._folder.remove()
         self._announce(Announcement("ended"))
 
     def _has_requests(self) -> bool:

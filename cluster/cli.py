@@ -83,6 +83,12 @@ def up(
         typer.Option(help="Prompt plus output, in tokens.", show_default="the model's, where it fits"),
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")] = True,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Further engine settings, as scheduling_strategy=balanced; repeatable."
+        ),
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests when it ends.")] = 30.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds until a start counts as failed.")] = 300.0,
@@ -120,6 +126,7 @@ def up(
                 "max_batch_size": max_batch_size,
                 "max_length": max_length,
                 "prefix_caching": prefix_caching,
+                "engine_settings": dict(map(config.parse_setting, setting or [])),
                 "deadline_s": deadline,
                 "drain_timeout_s": drain_timeout,
             },

@@ -16,6 +16,7 @@ import msgspec
 
 from kvcache.layout import KVLayout
 from pipelines.models.config import read_config
+from pipelines.runtime.config import EngineConfig
 from pronghorn.errors import ConfigurationError
 
 MEBIBYTE = 1024 * 1024
@@ -60,6 +61,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Requests that one orchestrator runs at once; as many again may wait."""
     max_length: int | None = None
     prefix_caching: bool = True
+    engine_settings: dict[str, Any] = {}
+    """Further fields of `EngineConfig`, such as its scheduling policy, by name."""
     deadline_s: float = 600.0
     drain_timeout_s: float = 30.0
     node_host: str | None = None
@@ -164,8 +167,9 @@ def max_length(service: ServiceConfig) -> int:
 
 
 def engine(service: ServiceConfig) -> dict[str, Any]:
+    """An `EngineConfig` as plain data, checked. Raises ConfigurationError naming the setting at fault."""
     chunk = service.chunk_tokens or (2048 if service.device == "cuda" else 512)
-    return {
+    settings: dict[str, Any] = {
         "model_path": service.model_path,
         "model_name": service.model_name,
         "num_blocks": num_blocks(service),
@@ -173,14 +177,22 @@ def engine(service: ServiceConfig) -> dict[str, Any]:
         "device": service.device,
         "threads": max(1, service.threads // service.data_parallel),
         "data_parallel": service.data_parallel,
-        # Replicas of a node that prefills for itself need not do the same kind of work in a step.
-        "scheduling_strategy": "per_replica" if service.prefill == 0 else None,
         "block_tokens": service.block_tokens,
         "max_batch_size": service.max_batch_size,
         "max_batch_input_tokens": max(chunk, service.max_batch_size),
         "max_length": max_length(service),
         "enable_prefix_caching": service.prefix_caching,
     }
+    if taken := settings.keys() & service.engine_settings:
+        raise ConfigurationError(f"engine_settings: {min(taken)} has an option of its own", param=min(taken))
+    # Replicas of a node that prefills for itself need not do the same kind of work in a step.
+    strategy = {"scheduling_strategy": "per_replica"} if service.prefill == 0 else {}
+    settings = settings | strategy | service.engine_settings
+    try:
+        msgspec.convert(settings, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"engine settings: {error}") from None
+    return settings
 
 
 def node(service: ServiceConfig) -> dict[str, Any]:
@@ -208,6 +220,17 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "prefill_expected": service.prefill > 0,
         "prefix_caching": service.prefix_caching,
     }
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """ "name=value", the value as JSON where it is that, else as text. Raises ConfigurationError."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ConfigurationError(f"--set is {text!r}; write it as name=value")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 _UNITS = {"": 1, "b": 1, "kib": 1024, "mib": MEBIBYTE, "gib": 1024 * MEBIBYTE}

@@ -21,7 +21,7 @@ from cluster.driver import Driver
 from cluster.model import find
 from cluster.ports import free_port, is_free, require_free
 from cluster.preconditions import require_memory, require_ray, require_redis
-from cluster.run_folder import Run, RunFolder
+from cluster.run_folder import TEMP_PREFIX, Run, RunFolder
 from kvcache.available_memory import available_bytes
 from pronghorn.errors import ConfigurationError
 
@@ -82,11 +82,15 @@ def prepare(wanted: ClusterConfig, model: str | None, announce: Announce) -> Lau
     lock_fd = folder.claim()
     try:
         end_leftovers(folder, announce)
+    except BaseException:
+        folder.let_go()  # what is left must be found again
+        raise
+    try:
         checked = _checked(wanted)
         announce(stage("looking at the model"))
         path = find(model, config.cache_dir(environ), announce)
         checked = _with_service(checked, model_path=str(path))
-        config.max_length(checked.service)
+        config.engine(checked.service)
         require_memory(checked, available_bytes())
         return _written(folder, lock_fd, checked, environ)
     except BaseException:
@@ -104,7 +108,6 @@ def end_leftovers(folder: RunFolder, announce: Announce) -> None:
     left = processes.end_run(run.run_id, Path(run.temp_dir))
     if left:
         raise ConfigurationError(f"these processes of an earlier run do not end: {[process.pid for process in left]}")
-    shutil.rmtree(run.temp_dir, ignore_errors=True)
     folder.forget()
 
 
@@ -143,20 +146,31 @@ def _dashboard_port(wanted: int | None) -> int:
 
 
 def _written(folder: RunFolder, lock_fd: int, checked: ClusterConfig, environ: dict[str, str]) -> Launch:
+    own_ray = checked.address is None
+    edge = choose_edge(checked.edge, _haproxy_version) if own_ray else "its own"
     temp_dir = folder.make_temp_dir(config.temp_base())
-    for name in ("t", "h"):
-        (temp_dir / name).mkdir()
-    run_id = f"{checked.name}-{temp_dir.name.removeprefix('ph-')}"
-    if checked.address is None:
-        edge = choose_edge(checked.edge, _haproxy_version)
-        ray_head.write_token(folder.token_path)
-        environ = ray_head.environment(environ, run_id, temp_dir, folder.token_path, haproxy=edge == "haproxy")
-        checked = _with_service(checked, node_host=LOOPBACK)  # every node is on this machine
-    else:
-        edge = "its own"
-        environ = {**environ, processes.RUN_VARIABLE: run_id}
-    folder.write(Run(run_id, str(temp_dir), checked, edge))
-    return Launch(folder, lock_fd, environ)
+    try:
+        for name in ("t", "h"):
+            (temp_dir / name).mkdir()
+        run_id = f"{checked.name}-{temp_dir.name.removeprefix(TEMP_PREFIX)}"
+        if own_ray:
+            environ = _ray_environment(environ, folder, checked, run_id, temp_dir, edge)
+            checked = _with_service(checked, node_host=LOOPBACK)  # every node is on this machine
+        folder.write(Run(run_id, str(temp_dir), checked, edge))
+    except BaseException:
+        shutil.rmtree(temp_dir, ignore_errors=True)
+        raise
+    return Launch(folder, lock_fd, {**environ, processes.RUN_VARIABLE: run_id})
+
+
+def _ray_environment(
+    environ: dict[str, str], folder: RunFolder, checked: ClusterConfig, run_id: str, temp_dir: Path, edge: str
+) -> dict[str, str]:
+    assert checked.dashboard_port is not None
+    ray_head.write_token(folder.token_path)
+    taken = {checked.port, checked.dashboard_port}
+    haproxy = edge == "haproxy"
+    return ray_head.environment(environ, run_id, temp_dir, folder.token_path, haproxy=haproxy, taken=taken)
 
 
 def choose_edge(wanted: str, haproxy_version: Callable[[], str | None]) -> str:

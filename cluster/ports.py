@@ -13,6 +13,16 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int, besides: set[int]) -> list[int]:
+    """So many different ones, none of them in `besides`."""
+    found: list[int] = []
+    while len(found) < count:
+        port = free_port()
+        if port not in besides and port not in found:
+            found.append(port)
+    return found
+
+
 def is_free(host: str, port: int) -> bool:
     try:
         require_free(host, port, "")

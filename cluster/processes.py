@@ -1,8 +1,9 @@
 """Which processes of this machine belong to a run, and how they are ended: by pid, exactly those.
 
-Every process that a run starts inherits PRONGHORN_RUN=<run id>. Ray's agents write their titles over their environment,
-so a process is also ours if it keeps a file open (or stands) in the run's temporary folder. A zombie is nobody's: it
-has ended. Nothing here looks at a process by its name.
+Every process that a run starts inherits PRONGHORN_RUN=<run id>. Ray's agents and the Redis server write their titles
+over their environment, so a process without any is ours if it keeps a file open (or stands) in the run's temporary
+folder. One that has an environment and not that variable is somebody else's, whatever it looks at there. A zombie is
+nobody's: it has ended. Nothing here looks at a process by its name.
 """
 
 import signal
@@ -25,18 +26,21 @@ def of_run(run_id: str, temp_dir: Path | None) -> list[psutil.Process]:
         try:
             if process.pid == own_pid or process.uids().real != own_uid or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if _carries(process, run_id) or (temp_dir is not None and _lives_in(process, temp_dir)):
+            if _belongs(process, run_id, temp_dir):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 
 
-def _carries(process: psutil.Process, run_id: str) -> bool:
+def _belongs(process: psutil.Process, run_id: str, temp_dir: Path | None) -> bool:
     try:
-        return process.environ().get(RUN_VARIABLE) == run_id
+        environ = process.environ()
     except (psutil.AccessDenied, OSError):
-        return False
+        environ = {}
+    if environ:
+        return environ.get(RUN_VARIABLE) == run_id
+    return temp_dir is not None and _lives_in(process, temp_dir)
 
 
 def _lives_in(process: psutil.Process, folder: Path) -> bool:

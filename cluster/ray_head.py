@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.die_with_parent import bound
-from cluster.ports import free_port
+from cluster.ports import free_ports
 from cluster.processes import RUN_VARIABLE
 from pronghorn.errors import ConfigurationError
 
@@ -30,9 +30,12 @@ _FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_AUTH_TOKEN", "RAY
 """Settings of somebody else's Ray that a cluster of our own must not follow."""
 
 
-def environment(base: dict[str, str], run_id: str, temp_dir: Path, token_path: Path, haproxy: bool) -> dict[str, str]:
-    """The environment of every process of a local run: Ray reads much of it at import."""
+def environment(
+    base: dict[str, str], run_id: str, temp_dir: Path, token_path: Path, *, haproxy: bool, taken: set[int]
+) -> dict[str, str]:
+    """The environment of every process of a local run: Ray reads much of it at import. `taken`: ports not to use."""
     proxy_dir = temp_dir / "h"
+    fallback_port, metrics_port, stats_port = free_ports(3, taken)
     kept = {name: value for name, value in base.items() if name not in _FOREIGN}
     return kept | {
         RUN_VARIABLE: run_id,
@@ -51,9 +54,9 @@ def environment(base: dict[str, str], run_id: str, temp_dir: Path, token_path: P
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
         # How long a leaving ingress replica is kept for load balancers that have not heard; 30 s by default.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy_dir / "haproxy.cfg"),

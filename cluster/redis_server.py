@@ -5,6 +5,7 @@ alone, under a password; its data lies in the run's temporary folder, so that a 
 it ends with the process that started it.
 """
 
+import contextlib
 import platform
 import secrets
 import shutil
@@ -104,8 +105,9 @@ class RedisServer:
                 start_new_session=True,
             )
         assert process.stdin is not None
-        process.stdin.write(self._settings().encode())
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended at once, which is seen below
+            process.stdin.write(self._settings().encode())
+            process.stdin.close()
         self._process = process
         give_up_s = time.monotonic() + START_TIMEOUT_S
         while process.poll() is None and time.monotonic() < give_up_s:

@@ -23,6 +23,9 @@ import msgspec
 from cluster.config import ClusterConfig
 from pronghorn.errors import ConfigurationError
 
+CLAIM_ATTEMPTS = 5
+TEMP_PREFIX = "ph-"
+
 Phase = Literal["starting", "ready", "stopping", "failed"]
 
 
@@ -76,19 +79,34 @@ class RunFolder:
 
         Raises ConfigurationError where another process is that already, or the folder is not ours.
         """
-        self._create()
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not _locked(fd, fcntl.LOCK_EX):
+        for _ in range(CLAIM_ATTEMPTS):
+            self._create()
+            try:
+                fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # whoever had it is removing it just now
+            if not _locked(fd, fcntl.LOCK_EX):
+                os.close(fd)
+                raise ConfigurationError(
+                    f"the cluster {self.name!r} is running already; see `pronghorn status`, or end it with "
+                    "`pronghorn down`"
+                )
+            if self._is_lock(fd):
+                self._hold(fd)
+                return fd
             os.close(fd)
-            raise ConfigurationError(
-                f"the cluster {self.name!r} is running already; see `pronghorn status`, or end it with `pronghorn down`"
-            )
-        self._hold(fd)
-        return fd
+        raise ConfigurationError(f"{self.path} is being removed; try again in a moment")
 
     def adopt(self, lock_fd: int) -> None:
         """Take over the lock of the process that started us."""
         self._hold(lock_fd)
+
+    def _is_lock(self, fd: int) -> bool:
+        """Whether the file that was locked is still the one that lies there."""
+        try:
+            return os.path.samestat(os.fstat(fd), (self.path / "lock").stat())
+        except FileNotFoundError:
+            return False
 
     def _hold(self, fd: int) -> None:
         self._lock_fd = fd
@@ -116,7 +134,7 @@ class RunFolder:
     @staticmethod
     def make_temp_dir(base: Path) -> Path:
         """A new folder; `base` must be short, since Unix sockets with long names come to lie in it."""
-        return Path(tempfile.mkdtemp(prefix="ph-", dir=base))
+        return Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
 
     def write(self, record: Run | RunState) -> None:
         """Atomically: a reader sees the old record or the new one."""
@@ -133,24 +151,32 @@ class RunFolder:
         return self._read(RunState)
 
     def forget(self) -> None:
-        """Nothing is left of the run that the records tell of."""
+        """No process is left of the run that the records tell of: its temporary folder and they go."""
+        self._remove_temp_dir()
         for kind in (Run, RunState):
             self._record_path(kind).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Both folders, whole; for whoever looks on, this one is there or it is not."""
-        run = self.run()
-        if run is not None:
-            shutil.rmtree(run.temp_dir, ignore_errors=True)
+        self._remove_temp_dir()
         leaving = self.root / f".{self.name}.{uuid.uuid4().hex[:8]}"
         with contextlib.suppress(FileNotFoundError):
             self.path.rename(leaving)
         shutil.rmtree(leaving, ignore_errors=True)
         with contextlib.suppress(OSError):  # other clusters have their folders there
             self.root.rmdir()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Of the lock; the folder stays as it is."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _remove_temp_dir(self) -> None:
+        run = self.run()
+        if run is not None and Path(run.temp_dir).name.startswith(TEMP_PREFIX):
+            shutil.rmtree(run.temp_dir, ignore_errors=True)
 
     def _create(self) -> None:
         for folder in (self.root, self.path):

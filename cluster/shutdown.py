@@ -36,9 +36,11 @@ def _end_supervisor(folder: RunFolder, limit_s: float, announce: Announce) -> No
     if pid is None:
         raise ConfigurationError(f"nothing tells who holds {folder.path}; try again in a moment")
     announce(stage("waiting for the supervisor to drain and end the cluster"))
+    state = folder.state()
     try:
         process = psutil.Process(pid)
-        process.send_signal(signal.SIGTERM)
+        if state is None or state.phase != "stopping":  # a second signal would tell it not to wait
+            process.send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess:
         return
     give_up_s = time.monotonic() + limit_s

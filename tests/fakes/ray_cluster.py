@@ -43,7 +43,9 @@ def two_machines(run_id: str, gpus: tuple[int, int], root: Path) -> Iterator[Ray
         temp_dir = Path(folder)
         (temp_dir / "t").mkdir()
         ray_head.write_token(temp_dir / "token")
-        environ = ray_head.environment(config.environment(), run_id, temp_dir, temp_dir / "token", haproxy=False)
+        environ = ray_head.environment(
+            config.environment(), run_id, temp_dir, temp_dir / "token", haproxy=False, taken=set()
+        )
         environ["PYTHONPATH"] = str(root)
         head = HeadWithGpus(gpus[0], temp_dir, environ)
         second = None

@@ -3,6 +3,7 @@
 Its home and its ports are its own, so a cluster that the developer runs beside it is not touched.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -100,7 +101,8 @@ class RunningCluster:
 
     def assert_gone(self) -> None:
         """No process, no folder, and nobody listens where it served."""
-        assert self.processes() == []
+        left = self.processes()
+        assert left == [], f"still there: {[p.as_dict(['pid', 'ppid', 'status', 'cmdline', 'cwd']) for p in left]}"
         assert not self.temp_dir.exists()
         assert not self.pronghorn.folder(self.name).path.exists()
         assert ports.is_free("127.0.0.1", self.port)
@@ -133,7 +135,7 @@ def end(cluster: RunningCluster) -> None:
 class Traces:
     """What a command that fails may leave on this machine: looked for again afterwards, by the name that it was given.
 
-    A temporary folder carries no name, so it counts as left behind where it is new and no process lives in it.
+    A temporary folder carries no name, so it counts as left behind where it is new and no process is of its run.
     """
 
     def __init__(self, name: str) -> None:
@@ -145,14 +147,20 @@ class Traces:
         return set(config.temp_base().glob("ph-*"))
 
     def assert_none(self) -> None:
-        assert [p for p in psutil.process_iter() if _run_of(p).startswith(f"{self._name}-")] == []
-        deserted = [path for path in self._folders() - self._before if not processes.of_run("", path)]
-        time.sleep(0.2 if deserted else 0.0)  # another cluster that has just begun has no process there yet
-        assert [path for path in deserted if path.exists() and not processes.of_run("", path)] == []
+        assert [run for run in _runs() if run.startswith(f"{self._name}-")] == []
+        deserted = self._deserted()
+        time.sleep(0.5 if deserted else 0.0)  # another cluster that has just begun has no process yet
+        assert self._deserted() & deserted == set()
+
+    def _deserted(self) -> set[Path]:
+        inhabited = {run.rsplit("-", 1)[-1] for run in _runs()}
+        return {path for path in self._folders() - self._before if path.name.removeprefix("ph-") not in inhabited}
 
 
-def _run_of(process: psutil.Process) -> str:
-    try:
-        return str(process.environ().get(processes.RUN_VARIABLE, ""))
-    except (psutil.Error, OSError):
-        return ""
+def _runs() -> set[str]:
+    """The runs of which a process lives."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            found.add(process.environ().get(processes.RUN_VARIABLE, ""))
+    return found

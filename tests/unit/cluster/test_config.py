@@ -58,6 +58,30 @@ def test_replicas_share_memory_and_threads(model: Path) -> None:
     assert (shared["num_blocks"], shared["threads"], shared["data_parallel"]) == (50, 2, 2)
 
 
+def test_a_policy_of_the_engines_can_be_set_by_name(model: Path) -> None:
+    chosen = dict([config.parse_setting("scheduling_strategy=balanced"), config.parse_setting("max_waiting=7")])
+    settings = config.engine(service(model, kv_memory_bytes=100 * BLOCK_BYTES, engine_settings=chosen))
+    assert (settings["scheduling_strategy"], settings["max_waiting"]) == ("balanced", 7)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("tensor_parallel=2", "tensor parallelism is not supported: tensor_parallel is 2"),
+        ("lora=/adapters", "LoRA is not supported: lora is '/adapters'"),
+        ("speculative=/draft", "speculative decoding is not supported"),
+        ("scheduling_strategy=magic", "scheduling_strategy"),
+        ("max_waiting=0", "max_waiting"),
+        ("no_such_thing=1", "no_such_thing"),
+        ("num_blocks=1", "num_blocks has an option of its own"),
+    ],
+)
+def test_a_setting_that_no_engine_takes_is_refused_by_name(model: Path, setting: str, named: str) -> None:
+    asked = service(model, kv_memory_bytes=100 * BLOCK_BYTES, engine_settings=dict([config.parse_setting(setting)]))
+    with pytest.raises(ConfigurationError, match=named):
+        config.engine(asked)
+
+
 def test_too_little_memory_is_refused_with_both_numbers(model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"0\.0 MiB, room for 1 blocks a replica; at least 8"):
         config.num_blocks(service(model, kv_memory_bytes=BLOCK_BYTES))

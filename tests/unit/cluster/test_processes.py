@@ -24,8 +24,15 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         child.stdout.close()
 
 
-def start(started: list[subprocess.Popen[bytes]], code: str, *argv: str, run_id: str | None = None) -> int:
-    environ = {"PATH": os.defpath} | ({} if run_id is None else {processes.RUN_VARIABLE: run_id})
+def start(
+    started: list[subprocess.Popen[bytes]],
+    code: str,
+    *argv: str,
+    run_id: str | None = None,
+    environ: dict[str, str] | None = None,
+) -> int:
+    if environ is None:
+        environ = {"PATH": os.defpath} | ({} if run_id is None else {processes.RUN_VARIABLE: run_id})
     child = subprocess.Popen([sys.executable, "-c", code, *argv], env=environ, stdout=subprocess.PIPE)
     started.append(child)
     assert child.stdout is not None
@@ -43,9 +50,14 @@ def test_only_the_processes_of_the_run_are_found(started: list[subprocess.Popen[
 def test_a_process_that_lost_its_environment_is_known_by_its_files(
     started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    ours = start(started, HOLDS_A_FILE, str(tmp_path / "log"))
-    start(started, SLEEP)
+    ours = start(started, HOLDS_A_FILE, str(tmp_path / "log"), environ={})
+    start(started, SLEEP, environ={})
     assert [p.pid for p in processes.of_run("a-1", tmp_path)] == [ours]
+
+
+def test_somebody_who_reads_a_file_there_is_left_alone(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    start(started, HOLDS_A_FILE, str(tmp_path / "log"))
+    assert processes.of_run("a-1", tmp_path) == []
 
 
 def test_what_does_not_end_when_asked_is_killed(started: list[subprocess.Popen[bytes]]) -> None:

@@ -11,7 +11,7 @@ NODE_ID = "f" * 56
 def environment(
     base: dict[str, str], temp_dir: Path = Path("/tmp/ph-12345678"), haproxy: bool = True
 ) -> dict[str, str]:
-    return ray_head.environment(base, "run-1", temp_dir, Path("/run/token"), haproxy)
+    return ray_head.environment(base, "run-1", temp_dir, Path("/run/token"), haproxy=haproxy, taken=set())
 
 
 def test_another_ray_of_the_user_is_not_followed() -> None:

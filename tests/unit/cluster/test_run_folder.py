@@ -93,3 +93,22 @@ def test_what_is_forgotten_is_not_read_back(folder: RunFolder) -> None:
     folder.write(RunState("ready", 1))
     folder.forget()
     assert (folder.run(), folder.state()) == (None, None)
+
+
+def test_a_folder_that_is_removed_amid_a_claim_is_made_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaver = RunFolder(folder.root, "one")
+    leaver.claim()
+    real_open = os.open
+
+    def removed_after_opening(path: Path, *arguments: int) -> int:
+        fd = real_open(path, *arguments)
+        monkeypatch.setattr(os, "open", real_open)
+        leaver.remove()
+        return fd
+
+    monkeypatch.setattr(os, "open", removed_after_opening)
+    folder.claim()
+    assert RunFolder(folder.root, "one").is_supervised()
+    assert folder.holder_pid() == os.getpid()
