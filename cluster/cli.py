@@ -86,7 +86,10 @@ def up(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="Further engine settings, as scheduling_strategy=balanced; repeatable."
+            "--set",
+            metavar="NAME=VALUE",
+            help="Further engine settings, as scheduling_strategy=balanced; repeatable.",
+            show_default="none",
         ),
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,

@@ -21,6 +21,8 @@ from cluster import config, ports, processes
 from cluster.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
+EXIT_S = 5.0
+"""What the kernel may take on a busy machine to end a process that was killed; one that stays is found all the same."""
 START_TIMEOUT_S = 420.0
 COMMAND_TIMEOUT_S = 150.0
 
@@ -101,6 +103,7 @@ class RunningCluster:
 
     def assert_gone(self) -> None:
         """No process, no folder, and nobody listens where it served."""
+        psutil.wait_procs(self.processes(), timeout=EXIT_S)
         left = self.processes()
         assert left == [], f"still there: {[p.as_dict(['pid', 'ppid', 'status', 'cmdline', 'cwd']) for p in left]}"
         assert not self.temp_dir.exists()
