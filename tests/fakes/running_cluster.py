@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import httpx
 import psutil
 
 from cluster import config, ports, processes
-from cluster.run_folder import RunFolder
+from cluster.run_folder import RunFolder, names
 
 ROOT = Path(__file__).resolve().parents[2]
 EXIT_S = 5.0
@@ -59,6 +60,24 @@ class CommandLine:
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.home / "p", name)
+
+    def end_all(self) -> None:
+        """`down` for every cluster that was started here and is still there."""
+        for name in names(self.home / "p"):
+            done = self("down", "--name", name)
+            assert done.returncode == 0, f"{name} did not end:\n{done.stdout}\n{done.stderr}"
+
+
+@contextlib.contextmanager
+def command_line(**settings: str) -> Iterator[CommandLine]:
+    """In a home of its own; whatever was started there and not ended, because its test failed, is ended with it."""
+    # Not tmp_path: Unix sockets live below it, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="pt-", dir="/tmp") as home:
+        pronghorn = CommandLine(Path(home), settings)
+        try:
+            yield pronghorn
+        finally:
+            pronghorn.end_all()
 
 
 @dataclass(frozen=True)

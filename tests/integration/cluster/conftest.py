@@ -1,21 +1,18 @@
 """The one real cluster of the suite: Ray, gRPC, Redis and the real model, started by the command that users type."""
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start
+from tests.fakes.running_cluster import CommandLine, RunningCluster, command_line, end, start
 
 NAME = "suite"
 
 
 @pytest.fixture(scope="session")
 def pronghorn() -> Iterator[CommandLine]:
-    # Not tmp_path: Unix sockets live below it, and their paths must be short.
-    with tempfile.TemporaryDirectory(prefix="pt-", dir="/tmp") as home:
-        yield CommandLine(Path(home))
+    with command_line() as pronghorn:
+        yield pronghorn
 
 
 @pytest.fixture(scope="session")
