@@ -1,11 +1,12 @@
-"""Who is in the cluster: a row per living node, under a lease, and the one seed that all share. A port.
+"""Who is in the cluster: a row per living node and orchestrator, under a lease, and the seed that all share. A port.
 
-A row is an address book entry, not a health check: that a lease is live says that the node spoke to the registry
-lately. Versions: `memory_registry.py` for tests and one process, `redis_registry.py` for a cluster.
+A row is an address book entry, not a health check: that a lease is live says that its process spoke to the registry
+lately. Orchestrators have rows of their own, which nothing that looks for nodes ever sees. Versions:
+`memory_registry.py` for tests and one process, `redis_registry.py` for a cluster.
 """
 
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -28,20 +29,37 @@ class NodeRecord(msgspec.Struct, frozen=True):
     registered_at_unix_s: float
     """When this incarnation first registered; it stays the same when the lease is refreshed. Of two incarnations that
     claim one name, the later is the newer."""
+    operations_address: str | None = None
+    """"host:port" of its operations server (`operations/server.py`); None where it has none."""
 
 
-def superseded(record: NodeRecord, by: str) -> NodeRefused:
+class OrchestratorRecord(msgspec.Struct, frozen=True):
+    """An orchestrator, for those who operate the cluster: no request ever depends on this row."""
+
+    name: NodeName
+    model: str
+    incarnation: Incarnation
+    operations_address: str | None
+    host: str
+    pid: int
+    registered_at_unix_s: float
+
+
+RowT = TypeVar("RowT", bound=NodeRecord | OrchestratorRecord)
+
+
+def superseded(record: NodeRecord | OrchestratorRecord, by: str) -> NodeRefused:
     """What `register` raises when a newer incarnation holds the name."""
     return NodeRefused(
         f"{record.name} is held by the newer incarnation {by}; {record.incarnation} cannot register", code="superseded"
     )
 
 
-class NodeRegistry(Protocol):
-    """Every method raises Unavailable where the registry does not answer in time. None waits longer than a second or
-    two, `changes` excepted."""
+class Rows(Protocol[RowT]):
+    """Rows of one sort. Every method raises Unavailable where the registry does not answer in time; none waits longer
+    than a second or two."""
 
-    async def register(self, record: NodeRecord, lease_s: float) -> None:
+    async def register(self, record: RowT, lease_s: float) -> None:
         """Write the row and hold it for `lease_s` from now; also how a lease is refreshed and load is reported.
 
         A newer incarnation takes the name over from an older one. NodeRefused (`superseded`) where the name is held,
@@ -50,8 +68,16 @@ class NodeRegistry(Protocol):
     async def deregister(self, name: NodeName, incarnation: Incarnation) -> None:
         """Remove the row if it is this incarnation's; else nothing happens."""
 
-    async def list(self) -> "list[NodeRecord]":
+    async def list(self) -> "list[RowT]":
         """The rows with a live lease, by name."""
+
+
+class NodeRegistry(Rows[NodeRecord], Protocol):
+    """The rows of the nodes, and what else a cluster shares."""
+
+    @property
+    def orchestrators(self) -> Rows[OrchestratorRecord]:
+        """Theirs, beside the nodes' and apart from them: no change here wakes `changes`."""
 
     def changes(self) -> AsyncIterator[None]:
         """Wakes once when it starts to watch, then after each change of who is here: a node came, left, was taken

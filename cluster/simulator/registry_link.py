@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from random import Random
 
 from cluster.simulator.network import Network
-from kvcache.memory_registry import MemoryRegistry
-from kvcache.registry import NodeRecord
+from kvcache.memory_registry import MemoryRegistry, MemoryRows
+from kvcache.registry import NodeRecord, OrchestratorRecord
 from pronghorn.clock import Clock
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation, NodeName
@@ -56,6 +56,11 @@ class RegistryLink:
     async def list(self) -> list[NodeRecord]:
         await self._reach()
         return await self._redis.rows.list()
+
+    @property
+    def orchestrators(self) -> MemoryRows[OrchestratorRecord]:
+        """Nobody in a simulation registers there."""
+        return self._redis.rows.orchestrators
 
     async def changes(self) -> AsyncIterator[None]:
         yield

@@ -19,11 +19,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from kvcache.handshake import Identity
+from kvcache.registration import Registration
 from kvcache.registry import NodeRecord, NodeRegistry
 from pipelines.node.batch_log import BatchLog
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
-from pipelines.node.registration import Registration
 from pipelines.node.session import Session
 from pipelines.node.session_service import MethodHandlers, Server, SessionService, grpc_server
 from pipelines.runtime.messages import ResetPrefixCache, StepReport

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from kvcache.memory_registry import MemoryRegistry
 from kvcache.redis_registry import RedisRegistry
-from kvcache.registry import NodeRecord, NodeRegistry
+from kvcache.registry import NodeRecord, NodeRegistry, OrchestratorRecord
 from pronghorn.clock import ManualClock, SystemClock
 from pronghorn.errors import ConfigurationError, NodeRefused, Unavailable
 from tests.fakes.valkey_server import ValkeyServer
@@ -34,6 +34,15 @@ OLD = NodeRecord(
     registered_at_unix_s=1_800_000_000.123456,
 )
 NEW = msgspec.structs.replace(OLD, incarnation="b" * 32, registered_at_unix_s=OLD.registered_at_unix_s + 1e-3)
+ORCHESTRATOR = OrchestratorRecord(
+    name="orchestrator-1",
+    model="smol",
+    incarnation="d" * 32,
+    operations_address="127.0.0.1:4001",
+    host="box",
+    pid=8,
+    registered_at_unix_s=1_800_000_000.5,
+)
 OTHER = msgspec.structs.replace(OLD, name="alpha", role="prefill", incarnation="c" * 32)
 
 
@@ -78,6 +87,41 @@ async def test_registered_nodes_are_listed_by_name_with_everything_they_said(reg
     await registry.register(OLD, LONG_S)
     await registry.register(OTHER, LONG_S)
     assert await registry.list() == [OTHER, OLD]
+
+
+async def test_orchestrators_are_listed_apart_from_the_nodes(registry):
+    await registry.register(OLD, LONG_S)
+    await registry.orchestrators.register(ORCHESTRATOR, LONG_S)
+    namesake = msgspec.structs.replace(ORCHESTRATOR, name=OLD.name)
+    await registry.orchestrators.register(namesake, LONG_S)
+    assert await registry.list() == [OLD]
+    assert await registry.orchestrators.list() == [namesake, ORCHESTRATOR]
+    await registry.orchestrators.deregister(OLD.name, namesake.incarnation)
+    assert await registry.list() == [OLD]
+    assert await registry.orchestrators.list() == [ORCHESTRATOR]
+
+
+async def test_an_orchestrators_row_ends_with_its_lease_or_its_newer_life(registry):
+    rows = registry.orchestrators
+    later = msgspec.structs.replace(ORCHESTRATOR, incarnation="e" * 32, registered_at_unix_s=1_800_000_001.0)
+    await rows.register(later, LONG_S)
+    with pytest.raises(NodeRefused, match="newer incarnation"):
+        await rows.register(ORCHESTRATOR, LONG_S)
+    await rows.deregister(ORCHESTRATOR.name, ORCHESTRATOR.incarnation)
+    assert await rows.list() == [later]
+    await rows.register(later, SHORT_S)
+    async with asyncio.timeout(5.0):
+        while await rows.list():  # noqa: ASYNC110  (no change of theirs is announced)
+            await asyncio.sleep(SHORT_S)
+
+
+async def test_orchestrators_that_come_and_go_wake_nobody_who_watches_the_nodes(registry):
+    async with aclosing(registry.changes()) as changes:
+        await soon(anext(changes))
+        await registry.orchestrators.register(ORCHESTRATOR, LONG_S)
+        await registry.orchestrators.deregister(ORCHESTRATOR.name, ORCHESTRATOR.incarnation)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(changes), 0.2)
 
 
 async def test_a_refresh_replaces_what_was_said(registry):

@@ -1,15 +1,16 @@
-"""A node's row in the registry, kept alive by a lease.
+"""A row in the registry, a node's or an orchestrator's, kept alive by a lease.
 
-Knows when to write and when to go quiet; the row's content is asked for at each refresh. Redis away never stops a
-node: it is logged once, tried again at the next refresh, and said once when it is back.
+Knows when to write and when to go quiet; the row's content is asked for at each refresh. Redis away never stops
+anybody: it is logged once, tried again at the next refresh, and said once when it is back.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Generic
 
-from kvcache.registry import NodeRecord, NodeRegistry
+from kvcache.registry import Rows, RowT
 from pronghorn.errors import Unavailable
 from pronghorn.tasks import Owner
 
@@ -19,9 +20,9 @@ REFRESHES_PER_LEASE = 3
 DEREGISTER_TIMEOUT_S = 2.0
 
 
-class Registration:
-    def __init__(self, registry: NodeRegistry, lease_s: float, record: Callable[[], NodeRecord]) -> None:
-        self._registry = registry
+class Registration(Generic[RowT]):
+    def __init__(self, rows: Rows[RowT], lease_s: float, record: Callable[[], RowT]) -> None:
+        self._rows = rows
         self._lease_s = lease_s
         self._record = record
         self._refresher: asyncio.Task[None] | None = None
@@ -47,14 +48,14 @@ class Registration:
     async def _write(self) -> None:
         record = self._record()
         try:
-            await self._registry.register(record, self._lease_s)
+            await self._rows.register(record, self._lease_s)
         except Unavailable as error:
             if not self._away:
-                log.warning("node %s could not register, and goes on serving: %s", record.name, error)
+                log.warning("%s could not register, and goes on serving: %s", record.name, error)
             self._away = True
             return
         if self._away:
-            log.info("node %s is in the registry again", record.name)
+            log.info("%s is in the registry again", record.name)
         self._away = False
 
     async def end(self) -> None:
@@ -69,6 +70,6 @@ class Registration:
         record = self._record()
         try:
             async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
-                await self._registry.deregister(record.name, record.incarnation)
+                await self._rows.deregister(record.name, record.incarnation)
         except (Unavailable, TimeoutError) as error:
-            log.warning("node %s could not leave the registry, its lease will end: %r", record.name, error)
+            log.warning("%s could not leave the registry, its lease will end: %r", record.name, error)

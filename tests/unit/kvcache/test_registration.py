@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvcache.memory_registry import MemoryRegistry
+from kvcache.registration import Registration
 from kvcache.registry import NodeRecord
-from pipelines.node.registration import Registration
 from pronghorn.clock import SystemClock
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation, NodeName
@@ -90,7 +90,7 @@ async def test_an_outage_is_logged_once_and_ridden_out(owner: Owner, caplog: pyt
     await registry.until_asked(6)
     assert len(await registry.list()) == 1
     assert [line for line in caplog.messages if "could not register" in line][1:] == []
-    assert [line for line in caplog.messages if "again" in line] == ["node decode-1 is in the registry again"]
+    assert [line for line in caplog.messages if "again" in line] == ["decode-1 is in the registry again"]
     await registration.end()
 
 

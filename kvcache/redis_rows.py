@@ -1,0 +1,135 @@
+"""Rows under a lease in Redis or Valkey: those of the nodes, or those of the orchestrators.
+
+A hash of name to JSON record, and a sorted set of name by the expiry of its lease, in milliseconds of the server's
+clock. Rows and leases change in scripts only, so that the fence (a newer incarnation is never overwritten or removed by
+an older one) and the change are one step. All writes may be applied twice without harm, since the client retries.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any, Generic
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from kvcache.registry import RowT, superseded
+from pronghorn.errors import Unavailable
+from pronghorn.ids import Incarnation, NodeName
+
+log = logging.getLogger(__name__)
+
+# Who holds a name; a row that nobody could have written holds nothing.
+_READ = """
+local function read(held)
+    local ok, row = pcall(cjson.decode, held or '')
+    if ok and type(row) == 'table' and type(row.registered_at_unix_s) == 'number' then return row end
+    return {registered_at_unix_s = -math.huge}
+end
+"""
+
+# KEYS: nodes, leases. ARGV[1]: channel. Leaves `now` in milliseconds and drops the rows whose lease has run out.
+_DROP_LAPSED = """
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
+for _, name in ipairs(lapsed) do
+    redis.call('HDEL', KEYS[1], name)
+    redis.call('ZREM', KEYS[2], name)
+end
+if #lapsed > 0 then redis.call('PUBLISH', ARGV[1], 'lapsed') end
+"""
+
+# ARGV: channel, name, record, lease in ms, incarnation, registered_at. Answers the incarnation that holds the name.
+_REGISTER = (
+    _READ
+    + _DROP_LAPSED
+    + """
+local row = read(redis.call('HGET', KEYS[1], ARGV[2]))
+local new = row.incarnation ~= ARGV[5]
+if new and row.registered_at_unix_s >= tonumber(ARGV[6]) then return row.incarnation end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[2])
+if new then redis.call('PUBLISH', ARGV[1], 'joined') end
+return ARGV[5]
+"""
+)
+
+# ARGV: channel, name, incarnation.
+_DEREGISTER = (
+    _READ
+    + """
+if read(redis.call('HGET', KEYS[1], ARGV[2])).incarnation == ARGV[3] then
+    redis.call('HDEL', KEYS[1], ARGV[2])
+    redis.call('ZREM', KEYS[2], ARGV[2])
+    redis.call('PUBLISH', ARGV[1], 'left')
+end
+"""
+)
+
+# ARGV: channel.
+_LIST = _DROP_LAPSED + "return redis.call('HGETALL', KEYS[1])"
+
+
+class RedisRows(Generic[RowT]):
+    """Keys `PREFIX:rows_name` and `PREFIX:leases_name`; `channel` is told who comes and goes."""
+
+    def __init__(self, redis: Redis, keys: list[str], channel: str, row_type: type[RowT]) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._channel = channel
+        self._row_type = row_type
+        self._register = redis.register_script(_REGISTER)
+        self._deregister = redis.register_script(_DEREGISTER)
+        self._list = redis.register_script(_LIST)
+
+    async def register(self, record: RowT, lease_s: float) -> None:
+        holder = await answered(
+            self._register(
+                keys=self._keys,
+                args=[
+                    self._channel,
+                    record.name,
+                    msgspec.json.encode(record),
+                    round(lease_s * 1000),
+                    record.incarnation,
+                    repr(record.registered_at_unix_s),
+                ],
+            )
+        )
+        if holder.decode() != record.incarnation:
+            raise superseded(record, holder.decode())
+
+    async def deregister(self, name: NodeName, incarnation: Incarnation) -> None:
+        await answered(self._deregister(keys=self._keys, args=[self._channel, name, incarnation]))
+
+    async def list(self) -> list[RowT]:
+        rows = await answered(self._list(keys=self._keys, args=[self._channel]))
+        records = [self._decode(name, row) for name, row in zip(rows[::2], rows[1::2], strict=True)]
+        return sorted((record for record in records if record is not None), key=lambda record: record.name)
+
+    def _decode(self, name: bytes, row: bytes) -> RowT | None:
+        try:
+            return msgspec.json.decode(row, type=self._row_type)
+        except msgspec.MsgspecError as error:
+            log.warning("the node registry's row of %r cannot be read and is left out: %s", name, error)
+            return None
+
+
+async def answered(answer: Awaitable[Any]) -> Any:
+    """What Redis says. Raises Unavailable where it does not."""
+    try:
+        found = await answer
+    except (RedisError, OSError) as error:
+        honour_cancellation()
+        raise Unavailable(f"the node registry in Redis does not answer: {error}") from error
+    honour_cancellation()
+    return found
+
+
+def honour_cancellation() -> None:
+    """redis-py 8.1 swallows a cancellation that comes while it opens a connection, and goes on; its caller must not."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
