@@ -21,6 +21,7 @@ from collections.abc import Sequence as SequenceOf
 from decode_nodes.sequence import STAGES, Event, Sequence, State
 from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHasher
+from kvcache.journal import CacheChange
 from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.attempts import Attempts
 from pipelines.runtime.batching import Batcher, Policy, blocks_for
@@ -294,6 +295,10 @@ class DecodeScheduler:
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
         return events
@@ -301,6 +306,9 @@ class DecodeScheduler:
     def take_ended(self) -> list[RequestID]:
         ended, self._ended = self._ended + self._padding.take_released(), []
         return ended
+
+    def take_cache_changes(self) -> list[CacheChange]:
+        return self._replicas.take_cache_changes()
 
     def take_copies(self) -> list[BlockCopy]:
         return self._replicas.take_copies()

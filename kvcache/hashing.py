@@ -54,6 +54,17 @@ def pack_tokens(tokens: NDArray[np.integer]) -> bytes:
     return tokens.astype("<u4").tobytes()
 
 
+INDEX_KEY_BYTES = 8
+
+
+def index_keys(hashes: Iterable[bytes]) -> bytes:
+    """What names these blocks in an index: the first 8 bytes of each digest, a little-endian u64, packed.
+
+    Of an index only: what is fetched or reused is named by its whole digest.
+    """
+    return b"".join([block_hash[:INDEX_KEY_BYTES] for block_hash in hashes])
+
+
 class BlockHasher:
     """Hashes the blocks of one model, LoRA and layout. Immutable but for having warned once.
 

@@ -15,12 +15,13 @@ lives until it is evicted. The copies stay findable one after the other, which k
 where a block can be found, so can all before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
 from kvcache.block import Block, BlockId
 from kvcache.free_queue import FreeQueue
 from kvcache.hashing import BlockHash
+from kvcache.journal import CacheJournal
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class PoolStats:
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, first_block: int = 0) -> None:
-        """Its blocks are `first_block` .. `first_block + num_blocks - 1` of the memory."""
+    def __init__(self, num_blocks: int, first_block: int = 0, journal: CacheJournal | None = None) -> None:
+        """Its blocks are `first_block` .. `first_block + num_blocks - 1` of the memory. What becomes findable, and what
+        is no longer, is written to `journal`."""
         if num_blocks < 1:
             raise ValueError(f"a pool has at least 1 block, not {num_blocks}")
         self._first = first_block
@@ -43,6 +45,7 @@ class BlockPool:
         self._free = FreeQueue(self._blocks)
         self._by_hash: dict[BlockHash, list[Block]] = {}
         self._cached = 0
+        self._journal = journal
 
     @property
     def num_free(self) -> int:
@@ -72,6 +75,10 @@ class BlockPool:
                 return block.block_id
         return copies[-1].block_id
 
+    def findable(self) -> KeysView[BlockHash]:
+        """A live view."""
+        return self._by_hash.keys()
+
     def hold(self, block_id: BlockId) -> None:
         """One more holder of a block that has a hash."""
         block = self._at(block_id)
@@ -94,13 +101,16 @@ class BlockPool:
             taken.append(block.block_id)
         return taken
 
-    def publish(self, block_id: BlockId, block_hash: BlockHash) -> None:
-        """Make a held, full, finished block findable. Once per life of its bytes."""
+    def publish(self, block_id: BlockId, block_hash: BlockHash, parent: BlockHash | None = None) -> None:
+        """Make a held, full, finished block findable. Once per life of its bytes. `parent` is the hash of the block
+        before it in its sequence."""
         block = self._at(block_id)
         assert block.holders > 0, f"{block} is free and cannot be published"
         assert block.hash is None, f"{block} is published already"
         block.hash = block_hash
         self._by_hash.setdefault(block_hash, []).append(block)
+        if self._journal is not None:
+            self._journal.stored(block_hash, parent)
 
     def release(self, table: Sequence[BlockId]) -> None:
         """One holder less for each block of a table, from its end to its start."""
@@ -150,4 +160,6 @@ class BlockPool:
         copies.remove(block)
         if not copies:
             del self._by_hash[block.hash]
+        if self._journal is not None:
+            self._journal.removed(block.hash)
         block.hash = None

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHash, BlockHasher, pack_tokens
+from kvcache.journal import CacheJournal
 from kvcache.pool import BlockPool, PoolStats
 from pronghorn.errors import InsufficientBlocks
 
@@ -44,16 +45,23 @@ class PrefixCache:
     """Not thread-safe: one engine loop owns it. Any method but `claim` on an unknown owner is a ValueError."""
 
     def __init__(
-        self, num_blocks: int, hasher: BlockHasher, *, first_block: int = 0, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        hasher: BlockHasher,
+        *,
+        first_block: int = 0,
+        enable_prefix_caching: bool = True,
+        journal: CacheJournal | None = None,
     ) -> None:
         """Over the blocks from `first_block` on. Without prefix caching nothing is hashed, published or matched; tables
-        and accounting stay the same."""
+        and accounting stay the same. `journal` is told what can be found."""
         self.num_blocks = num_blocks
         self.first_block = first_block
         self.block_tokens = hasher.block_tokens
         self._hasher = hasher
         self._caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks, first_block)
+        self.journal = journal or CacheJournal()
+        self._pool = BlockPool(num_blocks, first_block, self.journal)
         self._tables: dict[Hashable, _Table] = {}
 
     @property
@@ -119,11 +127,12 @@ class PrefixCache:
         """
         table = self._table(owner)
         copies: list[BlockCopy] = []
-        for block_hash, destination in zip(table.hashes[table.cached :], table.blocks[table.cached :], strict=False):
+        for position in range(table.cached, min(len(table.hashes), len(table.blocks))):
+            block_hash, destination = table.hashes[position], table.blocks[position]
             source = next((found for cache in others if (found := cache._pool.find(block_hash)) is not None), None)
             if source is None:
                 break
-            self._pool.publish(destination, block_hash)
+            self._publish(table, position)
             copies.append(BlockCopy(source, destination))
         table.cached = table.published = table.cached + len(copies)
         return copies
@@ -144,7 +153,7 @@ class PrefixCache:
             return
         self._extend_chain(table, tokens, full)
         for position in range(table.published, full):
-            self._pool.publish(table.blocks[position], table.hashes[position])
+            self._publish(table, position)
         table.published = full
 
     def table(self, owner: Hashable) -> list[BlockId]:
@@ -159,6 +168,10 @@ class PrefixCache:
         """Close the table and give its blocks back, the last one first: it will be the first to be evicted."""
         self._pool.release(self._table(owner).blocks)
         del self._tables[owner]
+
+    def findable(self) -> KeysView[BlockHash]:
+        """The hash of every block that can be found: a live view."""
+        return self._pool.findable()
 
     def reset(self) -> int:
         """Forget what free blocks cache; how many did. Blocks that are held stay findable."""
@@ -192,6 +205,10 @@ class PrefixCache:
         if table is None:
             raise ValueError(f"{owner} has claimed no blocks")
         return table
+
+    def _publish(self, table: _Table, position: int) -> None:
+        parent = table.hashes[position - 1] if position else None
+        self._pool.publish(table.blocks[position], table.hashes[position], parent)
 
     def _extend_chain(self, table: _Table, tokens: NDArray[np.int64], full_blocks: int) -> None:
         known = len(table.hashes)

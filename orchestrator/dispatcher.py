@@ -42,7 +42,7 @@ from orchestrator.lifecycle import (
 from orchestrator.nodes import Nodes
 from orchestrator.ports import GenerationJob, Sessions
 from orchestrator.routing import RequestFacts, Router
-from pipelines.types.frames import Abort, Delta, DropPrefixCache, Heartbeat, NodeFrame, Outputs, Submit
+from pipelines.types.frames import Abort, BlockEvents, Delta, DropPrefixCache, Heartbeat, NodeFrame, Outputs, Submit
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
@@ -180,8 +180,8 @@ class Dispatcher:
                 for failure in frame.failures:
                     if flight := self._flight_of(failure.fence.request_id):
                         self._post(flight, AttemptFailed(failure.fence, from_record(failure.error)))
-            case Heartbeat():
-                pass  # membership has taken what it says
+            case Heartbeat() | BlockEvents():
+                pass  # membership has taken what the first says; the second is for an index
             case _:
                 assert_never(frame)
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHasher
+from kvcache.journal import CacheChange
 from kvcache.prefix_cache import PrefixCache
 from pipelines.node.prefill_request import check_wanted
 from pipelines.runtime.attempts import Attempts
@@ -213,6 +214,10 @@ class PrefillScheduler:
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
         return events
@@ -220,6 +225,9 @@ class PrefillScheduler:
     def take_ended(self) -> list[RequestID]:
         ended, self._ended = self._ended, []
         return ended
+
+    def take_cache_changes(self) -> list[CacheChange]:
+        return self._replicas.take_cache_changes()
 
     def take_copies(self) -> list[BlockCopy]:
         return self._replicas.take_copies()

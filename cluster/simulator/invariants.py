@@ -145,6 +145,8 @@ def _node_at_rest(hosts: Hosts, node: SimNode) -> list[str]:
         found.append(f"{node.host} holds {node.node.in_flight} attempts")
     if load.held_blocks or load.waiting or load.running or load.awaiting_blocks:
         found.append(f"{node.host}'s engine is not at rest: {load}")
+    if (wrong := _cache_told(node)) is not None:
+        found.append(wrong)
     if (reason := node.node.shell.unhealthy_reason()) is not None:
         found.append(f"{node.host} is unhealthy: {reason}")
     tasks = [name for process in node.processes for name in hosts.loop.tasks_of(process)]
@@ -153,6 +155,13 @@ def _node_at_rest(hosts: Hosts, node: SimNode) -> list[str]:
     if sessions != len(_living(hosts)):
         found.append(f"{node.host} has {sessions} sessions with {len(_living(hosts))} orchestrators")
     return found
+
+
+def _cache_told(node: SimNode) -> str | None:
+    """What the shell says is cached is what its engine could find."""
+    told = {block_hash for run in node.node.shell.contents.runs(1) for block_hash in run.hashes}
+    truth = node.engine.cached_hashes()
+    return None if told == truth else f"{node.host} tells of {len(told)} cached blocks, and has {len(truth)}"
 
 
 def _orchestrator_at_rest(hosts: Hosts, orchestrator: SimOrchestrator) -> list[str]:

@@ -55,7 +55,8 @@ class SimEngine:
         self.memory = BlockMemory.create(config.num_blocks, block_bytes(config.block_tokens))
         layout = canary_layout(config.block_tokens)
         hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, layout)
-        self.scheduler = new_scheduler(config, new_caches(config, hasher), hasher)
+        self._caches = new_caches(config, hasher)
+        self.scheduler = new_scheduler(config, self._caches, hasher)
         self._pipeline = CanaryPipeline(
             self.memory, self.scheduler, config.block_tokens, max_batch_size=config.max_batch_size
         )
@@ -68,6 +69,9 @@ class SimEngine:
         self._room = asyncio.Event()
         self._reports = Reports(process.name, config.stall_timeout_s, on_room=self._room.set)
         self._stopped = False
+
+    def cached_hashes(self) -> set[bytes]:
+        return {block_hash for cache in self._caches for block_hash in cache.findable()}
 
     # --- the port -----------------------------------------------------------------------------------------------------
 

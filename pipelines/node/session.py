@@ -1,14 +1,16 @@
 """One orchestrator's session as a node holds it: what there is still to say, gathered until the writer takes it.
 
-Knows deltas, failures and beats. Must not know sockets or engines.
+Knows deltas, failures, beats and block events. Must not know sockets or engines.
 Invariants: everything said between two takes leaves as one `Outputs` frame, in order; one writer takes. The amount
 that may wait is bounded: an orchestrator that reads so slowly that more waits loses the session, and with it its
 attempts, so that one slow reader never holds memory or blocks of others.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 from kvcache.handshake import Identity
+from pipelines.node.block_feed import BlockFeed, Event
 from pipelines.types.frames import Delta, Failure, Outputs
 from pronghorn.errors import ErrorRecord, PronghornError
 from pronghorn.ids import Fence
@@ -26,6 +28,7 @@ class Session:
         self._deltas: list[Delta] = []
         self._failures: list[Failure] = []
         self._beat_asked = False
+        self.blocks = BlockFeed()
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
 
@@ -42,6 +45,14 @@ class Session:
         waiting = len(self._deltas) + len(self._failures)
         if waiting > self._max_waiting:
             self.end(f"{self.peer.name} reads too slowly: {waiting} outputs wait (bound {self._max_waiting})")
+        self._wake.set()
+
+    def cache_changed(self, events: Iterable[Event]) -> None:
+        self.blocks.add(events)
+        self._wake.set()
+
+    def resend_blocks(self) -> None:
+        self.blocks.resend()
         self._wake.set()
 
     def ask_beat(self) -> None:

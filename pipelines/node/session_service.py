@@ -14,7 +14,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from kvcache.contents import CacheContents
 from kvcache.handshake import Identity, check_peer
+from pipelines.node.block_feed import Event
 from pipelines.node.session import Session
 from pipelines.types import wire
 from pipelines.types.frames import (
@@ -24,6 +26,7 @@ from pipelines.types.frames import (
     Heartbeat,
     NodeReport,
     OrchestratorFrame,
+    ResendBlocks,
     Submit,
 )
 from pronghorn.clock import Clock
@@ -49,6 +52,9 @@ class SessionHost(Protocol):
 
     @property
     def identity(self) -> Identity: ...
+
+    @property
+    def contents(self) -> CacheContents: ...
 
     def report(self) -> NodeReport: ...
 
@@ -116,6 +122,11 @@ class SessionService:
         for session in self._sessions:
             session.ask_beat()
 
+    def cache_changed(self, events: Sequence[Event]) -> None:
+        """Tell every orchestrator; the host's `contents` have the changes already."""
+        for session in self._sessions:
+            session.cache_changed(events)
+
     async def stop(self, grace_s: float) -> None:
         """Take no new stream, end the sessions, give other streams `grace_s`, then cut what is left."""
         for session in self._sessions:
@@ -179,6 +190,8 @@ class SessionService:
                 self._host.abort(session, fence)
             case DropPrefixCache():
                 self._host.drop_prefix_cache()
+            case ResendBlocks():
+                session.resend_blocks()
 
     async def _write(self, session: Session, context: Context) -> None:
         """The stream's one writer."""
@@ -188,7 +201,8 @@ class SessionService:
             session.end(f"the stream broke: {error}")
 
     async def _write_frames(self, session: Session, context: Context) -> None:
-        """Outputs as they come, a beat when it is due or asked for; at the end what is still unsaid."""
+        """Outputs as they come, a beat when it is due or asked for, block events a frame at a time behind them; at the
+        end what is still unsaid."""
         beat_due_s = self._clock.now_s()
         while session.end_reason is None:
             if (outputs := session.take()) is not None:
@@ -196,6 +210,9 @@ class SessionService:
             if session.take_beat() or self._clock.now_s() >= beat_due_s:
                 await context.write(wire.encode(Heartbeat(self._host.report())))
                 beat_due_s = self._clock.now_s() + HEARTBEAT_PERIOD_S
-            await session.wait(max(0.0, beat_due_s - self._clock.now_s()))
+            if (events := session.blocks.take(self._host.contents)) is not None:
+                await context.write(wire.encode(events))
+            if session.blocks.idle:
+                await session.wait(max(0.0, beat_due_s - self._clock.now_s()))
         if (outputs := session.take()) is not None:
             await context.write(wire.encode(outputs))

@@ -18,10 +18,12 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from kvcache.contents import CacheContents
 from kvcache.handshake import Identity
 from kvcache.registration import Registration
 from kvcache.registry import NodeRecord, NodeRegistry
 from pipelines.node.batch_log import BatchLog
+from pipelines.node.block_feed import events_of
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
 from pipelines.node.session import Session
@@ -104,6 +106,7 @@ class NodeShell:
         self.incarnation = new_incarnation()
         self.state = NodeState.STARTING
         self.counters = counters
+        self.contents = CacheContents()
         self.link = EngineLink(engine, clock, config.engine.stall_timeout_s)
         self._batches = BatchLog(name, counters, config.batch_log_period_s)
         self._seed_digest = seed_digest
@@ -193,6 +196,9 @@ class NodeShell:
 
     def _on_report(self, report: StepReport) -> None:
         self._batches.note(report, self._clock.now_s())
+        if report.cache_changes:
+            self.contents.apply(report.cache_changes)
+            self._service.cache_changed(events_of(report.cache_changes))
         self._work.on_report(report)
 
     def _on_engine_death(self, error: PronghornError) -> None:

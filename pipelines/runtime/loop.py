@@ -95,8 +95,8 @@ class EngineLoop:
         took_commands = self._take_commands()
         self._scheduler.sweep(self._clock.now_s())
         self._copy_blocks()
-        if events := self._scheduler.take_events():
-            self._report(StepReport(events, self._scheduler.load()))
+        if self._scheduler.has_events:
+            self._report()
         stats, prompt_tokens = (None, 0) if self._stopping else (yield from self._step())
         self._stepped = stats is not None
         for request_id in self._scheduler.take_ended():
@@ -104,7 +104,7 @@ class EngineLoop:
         if self._checked:
             self._scheduler.check()
         if self._stepped or took_commands or self._clock.now_s() >= self._report_due_s:
-            self._report(StepReport(self._scheduler.take_events(), self._scheduler.load(), stats, prompt_tokens))
+            self._report(stats, prompt_tokens)
 
     def _take_commands(self) -> bool:
         now_s = self._clock.now_s()
@@ -149,8 +149,10 @@ class EngineLoop:
         for copy in self._scheduler.take_copies():
             self._memory.copy(copy.source, copy.destination)
 
-    def _report(self, report: StepReport) -> None:
-        self._outbox.put(report)
+    def _report(self, stats: CompletedBatchStats | None = None, prompt_tokens: int = 0) -> None:
+        scheduler = self._scheduler
+        changes = scheduler.take_cache_changes()
+        self._outbox.put(StepReport(scheduler.take_events(), scheduler.load(), stats, prompt_tokens, changes))
         self._report_due_s = self._clock.now_s() + self._report_period_s
 
 

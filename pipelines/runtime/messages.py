@@ -10,6 +10,7 @@ of one, cannot exist.
 
 import msgspec
 
+from kvcache.journal import CacheChange
 from pipelines.types.batch import CompletedBatchStats
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.status import GenerationStatus
@@ -144,6 +145,8 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     stats: CompletedBatchStats | None = None
     prompt_tokens: int = 0
     """Of the batch's input tokens, those of prompts; the others are each a sequence's last token."""
+    cache_changes: list[CacheChange] = []
+    """What can be found in the pools since the report before, and what cannot any more, in order."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

@@ -9,6 +9,7 @@ from typing import Generic
 
 from kvcache.block import BlockCopy
 from kvcache.hashing import BlockHasher
+from kvcache.journal import CacheChange, CacheJournal
 from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.replica import Replica, WorkT
@@ -16,13 +17,15 @@ from pipelines.runtime.reservation import reserve_prompt
 
 
 def new_caches(config: EngineConfig, hasher: BlockHasher) -> list[PrefixCache]:
-    """One pool a replica, over its share of the one block memory."""
+    """One pool a replica, over its share of the one block memory; all with one journal."""
+    journal = CacheJournal()
     return [
         PrefixCache(
             config.num_blocks,
             hasher,
             first_block=index * config.num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
+            journal=journal,
         )
         for index in range(config.data_parallel)
     ]
@@ -39,6 +42,7 @@ class Replicas(Generic[WorkT]):
             for cache in caches
         ]
         self._copies: list[BlockCopy] = []
+        self._journal = caches[0].journal
 
     def __iter__(self) -> Iterator[Replica[WorkT]]:
         return iter(self.all)
@@ -70,6 +74,9 @@ class Replicas(Generic[WorkT]):
     def take_copies(self) -> list[BlockCopy]:
         copies, self._copies = self._copies, []
         return copies
+
+    def take_cache_changes(self) -> list[CacheChange]:
+        return self._journal.take()
 
     def reset_prefix_caches(self) -> None:
         for replica in self.all:

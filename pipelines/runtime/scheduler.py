@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvcache.block import BlockCopy
+from kvcache.journal import CacheChange
 from pipelines.runtime.messages import EngineCommand, EngineEvent, EngineLoad
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.text_context import TextContext
@@ -42,8 +43,15 @@ class Scheduler(Protocol):
         """What `handle`, `sweep` or `complete` has ordered. To be made in this order, right after that call: the blocks
         copied into count as cached already."""
 
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` would give any."""
+
     def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""
+
+    def take_cache_changes(self) -> list[CacheChange]:
+        """What can be found in the pools since the last call, and what cannot any more, in order."""
 
     def take_ended(self) -> list[RequestID]:
         """Requests that ended since the last call; the pipeline may forget them."""

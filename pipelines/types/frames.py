@@ -2,8 +2,8 @@
 
 The first message each way is a protobuf `Hello` (`kvcache/handshake.py`); every later one is a msgpack frame of this
 file. A node sends one `Outputs` per engine step with the tokens of every sequence of that orchestrator: a message per
-token costs forty times more. The same stream carries load now and block events later, in order, so that a broken
-stream is the gap.
+token costs forty times more. The same stream carries load, and block events: what the node has cached, first whole,
+then each change, numbered, so that a broken stream or a gap in the numbers is the gap.
 """
 
 import msgspec
@@ -49,7 +49,11 @@ class DropPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Forget every cached block that nobody holds."""
 
 
-OrchestratorFrame = Submit | Abort | DropPrefixCache
+class ResendBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Say again, whole, what is cached: block events are missing here."""
+
+
+OrchestratorFrame = Submit | Abort | DropPrefixCache | ResendBlocks
 
 # --- node -> orchestrator --------------------------------------------------------------------------------------------
 
@@ -82,7 +86,36 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     report: "NodeReport"
 
 
-NodeFrame = Outputs | Heartbeat
+class BlocksStored(msgspec.Struct, frozen=True, tag=True):
+    """Blocks of one chain can be found now, in the order of the chain."""
+
+    parent: int | None
+    """Index key of the block before the first; None where the run begins its sequence."""
+    keys: bytes
+    """Index keys (`kvcache.hashing.index_keys`), packed little-endian u64."""
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, tag=True):
+    keys: bytes
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is cached any more."""
+
+
+class BlockEvents(msgspec.Struct, frozen=True, tag=True):
+    """What has changed in a node's cache since the frame before. A hint, never a promise."""
+
+    sequence: int
+    """One more than that of the frame before on this session."""
+    events: list[BlocksStored | BlocksRemoved | BlocksCleared]
+    snapshot: bool = False
+    """The first frame of everything that is cached: forget what this life of the node held before."""
+    more: bool = False
+    """The snapshot goes on in the next frame."""
+
+
+NodeFrame = Outputs | Heartbeat | BlockEvents
 
 HEARTBEAT_PERIOD_S = 0.25
 

@@ -12,6 +12,10 @@ from pipelines.types.embeddings import EmbeddingsGenerationOutput
 from pipelines.types.eos import EOSTracker
 from pipelines.types.frames import (
     Abort,
+    BlockEvents,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
     Delta,
     DropPrefixCache,
     Failure,
@@ -19,6 +23,7 @@ from pipelines.types.frames import (
     NodeReport,
     Outputs,
     PrefillTarget,
+    ResendBlocks,
     Submit,
 )
 from pipelines.types.generation_output import (
@@ -215,6 +220,8 @@ def samples() -> list[tuple[Any, Any]]:
         submit,
         Abort(FENCE),
         DropPrefixCache(),
+        ResendBlocks(),
+        BlockEvents(3, [BlocksStored(1, bytes(8)), BlocksRemoved(bytes(8)), BlocksCleared()], True, True),
         Outputs([delta], [Failure(FENCE, ERROR)]),
         Heartbeat(report),
         Welcome(b"hello"),

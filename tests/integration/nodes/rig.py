@@ -29,6 +29,10 @@ from pipelines.runtime.thread import ThreadEngine
 from pipelines.types import wire
 from pipelines.types.frames import (
     Abort,
+    BlockEvents,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
     Delta,
     Failure,
     Heartbeat,
@@ -102,6 +106,7 @@ class Orchestrator:
         self.frames: list[Outputs] = []
         self.deltas: dict[Fence, list[Delta]] = {}
         self.failures: dict[Fence, Failure] = {}
+        self.blocks: list[BlockEvents] = []
         self.ended = False
         self._call = call
         self._changed = asyncio.Condition()
@@ -119,6 +124,8 @@ class Orchestrator:
         match frame:
             case Heartbeat(report=report):
                 self.beats.append(report)
+            case BlockEvents():
+                self.blocks.append(frame)
             case Outputs(deltas=deltas, failures=failures):
                 self.frames.append(frame)
                 for delta in deltas:
@@ -149,6 +156,21 @@ class Orchestrator:
         deltas = self.deltas.get(fence, [])
         return fence in self.failures or (bool(deltas) and deltas[-1].status is not GenerationStatus.ACTIVE)
 
+    def cached_keys(self) -> set[bytes]:
+        """What the node's block events come to."""
+        keys: set[bytes] = set()
+        for frame in self.blocks:
+            keys = set() if frame.snapshot else keys
+            for event in frame.events:
+                match event:
+                    case BlocksStored():
+                        keys |= _split(event.keys)
+                    case BlocksRemoved():
+                        keys -= _split(event.keys)
+                    case BlocksCleared():
+                        keys = set()
+        return keys
+
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(condition)
@@ -168,6 +190,10 @@ class Orchestrator:
 
     def die(self) -> None:
         self._call.cancel()
+
+
+def _split(keys: bytes) -> set[bytes]:
+    return {keys[i : i + 8] for i in range(0, len(keys), 8)}
 
 
 def orchestrator_identity(**changes: Any) -> Identity:

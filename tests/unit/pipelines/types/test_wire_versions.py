@@ -50,6 +50,8 @@ REQUIRED: dict[type, set[str]] = {
             "Submit": "fence context budget_s",
             "Abort": "fence",
             "DropPrefixCache": "",
+            "ResendBlocks": "",
+            "BlockEvents": "sequence events",
             "Outputs": "deltas",
             "Heartbeat": "report",
             "Welcome": "hello",
