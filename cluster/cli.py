@@ -1,5 +1,6 @@
 """The `pronghorn` command: flags in, one line per error out. What it does lives in the files that it names."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from rich.console import Console
 
 from cluster import chat as conversation
 from cluster import config, signals
+from cluster import drain as leaving
 from cluster import status as state_of_cluster
 from cluster.announce import Announcement, Terminal
 from cluster.config import DEFAULT_CLUSTER_NAME, DEFAULT_PORT, ClusterConfig
 from cluster.launch import prepare
 from cluster.model import find, served_name
-from cluster.run_folder import RunFolder, names
+from cluster.run_folder import Run, RunFolder, RunState, names
 from cluster.shutdown import take_down
 from cluster.simulator import fault_report, load_report
 from pronghorn.errors import ConfigurationError, PronghornError
@@ -154,6 +156,30 @@ def down(name: Name = DEFAULT_CLUSTER_NAME) -> None:
 
 
 @app.command()
+def drain(
+    node: Annotated[str, typer.Argument(help="Its name or address, or the beginning of either.")],
+    name: Name = DEFAULT_CLUSTER_NAME,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds for what runs there; the rest goes on elsewhere.", show_default="--drain-timeout"),
+    ] = None,
+) -> None:
+    """Let one node leave: it takes nothing new, ends what it runs, and goes. Serve starts another in its place."""
+    terminal = Terminal(err)
+    run, state = _running(name)
+    assert state.redis_url is not None
+    found = asyncio.run(leaving.find(state.redis_url, run.config.service.key_prefix, node))
+    grace_s = run.config.service.drain_timeout_s if timeout is None else timeout
+    try:
+        asyncio.run(leaving.drain(found, grace_s, grace_s + leaving.STOP_MARGIN_S, terminal))
+    except ConfigurationError as error:
+        terminal(Announcement("failed", error.message))
+        raise typer.Exit(1) from None
+    terminal(Announcement("ended"))
+    out.print(f"{found.name} has left", highlight=False)
+
+
+@app.command()
 def status(
     name: Name = DEFAULT_CLUSTER_NAME,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -249,12 +275,19 @@ def _folder(name: str) -> RunFolder:
 
 
 def _url(name: str) -> str:
-    state = _folder(name).state()
-    if state is None or state.url is None:
+    _, state = _running(name)
+    assert state.url is not None
+    return state.url
+
+
+def _running(name: str) -> tuple[Run, RunState]:
+    """Raises ConfigurationError where no cluster of that name is ready."""
+    run, state = _folder(name).run(), _folder(name).state()
+    if run is None or state is None or state.url is None:
         running = names(config.home(config.environment()))
         others = f"; there is {', '.join(running)}" if running else "; start one with `pronghorn up`"
         raise ConfigurationError(f"no cluster {name!r} is ready on this machine{others}")
-    return state.url
+    return run, state
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ Serve pickles the class by value, so it holds no state but its node, and its glo
 from here.
 """
 
+import os
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -57,6 +59,8 @@ class PrefillNodeDeployment:
         name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
         node = parsed.node.placed(ray.util.get_node_ip_address)
         self._node = await start_node(name, msgspec.structs.replace(parsed, node=node), self._registry)
+        # Serve starts another replica in the place of one whose process has ended.
+        self._node.shell.when_dismissed = partial(os._exit, 0)
 
     async def check_health(self) -> None:
         assert self._node is not None

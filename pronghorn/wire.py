@@ -38,3 +38,4 @@ SERVER_CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SESSION_METHOD = "/pronghorn.Node/Session"
 PREFILL_METHOD = "/pronghorn.Prefill/Prefill"
 STATUS_METHOD = "/pronghorn.Node/Status"
+DRAIN_METHOD = "/pronghorn.Node/Drain"

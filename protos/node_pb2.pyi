@@ -58,3 +58,11 @@ class PrefillRequest(_message.Message):
     wanted: _containers.RepeatedScalarFieldContainer[int]
     budget_s: float
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., fence: _Optional[_Union[FenceMessage, _Mapping]] = ..., prefill_incarnation: _Optional[str] = ..., context: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., budget_s: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("incarnation", "grace_s")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    grace_s: float
+    def __init__(self, incarnation: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...

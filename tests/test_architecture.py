@@ -43,6 +43,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "decode_nodes/prefill_client.py",
         "orchestrator/node_client.py",
         "cluster/simulator/channel.py",
+        "cluster/drain.py",
     ),
     "aiohttp": ("operations/server.py",),
     "prometheus_client": ("operations/metrics.py",),

@@ -1,4 +1,4 @@
-"""The gRPC server of a node of either kind: sessions with orchestrators, and the status question.
+"""The gRPC server of a node of either kind: sessions with orchestrators, the status question, an operator's farewell.
 
 Knows streams. What a frame means is the host's to say. Invariants: one task writes on a stream (concurrent writes
 kill a gRPC stream) and one reads; whatever ends a stream, the host hears `session_closed` once for every session
@@ -7,6 +7,7 @@ that it has seen. gRPC is named here, in the rooms' `service.py` and in `prefill
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -33,7 +34,7 @@ from pronghorn.clock import Clock
 from pronghorn.errors import ConfigurationError, HandshakeRefused, PronghornError
 from pronghorn.ids import Fence
 from pronghorn.tasks import Owner
-from pronghorn.wire import SERVER_CHANNEL_OPTIONS, SESSION_METHOD, STATUS_METHOD
+from pronghorn.wire import DRAIN_METHOD, SERVER_CHANNEL_OPTIONS, SESSION_METHOD, STATUS_METHOD
 from protos import node_pb2
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class SessionHost(Protocol):
     def drop_prefix_cache(self) -> None: ...
 
     def session_closed(self, session: Session) -> None: ...
+
+    def dismiss(self, grace_s: float | None) -> None: ...
 
 
 def method_handlers(*methods: tuple[str, Handler]) -> MethodHandlers:
@@ -105,7 +108,9 @@ class SessionService:
         server = self._new_server()
         session: Handler = grpc.stream_stream_rpc_method_handler(self._session)
         status: Handler = grpc.unary_unary_rpc_method_handler(self._status)
-        server.add_generic_rpc_handlers([method_handlers((SESSION_METHOD, session), (STATUS_METHOD, status)), *others])
+        drain: Handler = grpc.unary_unary_rpc_method_handler(self._drain)
+        ours = method_handlers((SESSION_METHOD, session), (STATUS_METHOD, status), (DRAIN_METHOD, drain))
+        server.add_generic_rpc_handlers([ours, *others])
         try:
             bound_port = server.add_insecure_port(f"{bind_host}:{port}")
         except RuntimeError as error:
@@ -135,6 +140,24 @@ class SessionService:
             await self._server.stop(grace_s)
 
     async def _status(self, request: bytes, context: Context) -> bytes:
+        return wire.encode(self._host.report())
+
+    async def _drain(self, request: bytes, context: Context) -> bytes:
+        """Begin to leave; the report is that of a node that does. How it goes on is asked for with Status."""
+        try:
+            asked = node_pb2.DrainRequest.FromString(request)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no DrainRequest")
+        ours = self._host.identity.incarnation
+        if asked.incarnation != ours:
+            said = f"incarnation: the drain is of {asked.incarnation!r}, this is {ours}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, said)
+        grace_s = asked.grace_s if asked.HasField("grace_s") else None
+        if grace_s is not None and not 0.0 <= grace_s < math.inf:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"grace_s is {grace_s}; it must be a finite number from 0 on"
+            )
+        self._host.dismiss(grace_s)
         return wire.encode(self._host.report())
 
     async def _session(self, requests: object, context: Context) -> None:

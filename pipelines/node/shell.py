@@ -26,6 +26,7 @@ from pipelines.node.batch_log import BatchLog
 from pipelines.node.block_feed import events_of
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
+from pipelines.node.grace import Grace
 from pipelines.node.session import Session
 from pipelines.node.session_service import MethodHandlers, Server, SessionService, grpc_server
 from pipelines.runtime.messages import ResetPrefixCache, StepReport
@@ -117,6 +118,11 @@ class NodeShell:
         self.registered_at_unix_s = time.time()
         self._owner = Owner(name, self._on_task_failure)
         self._work: NodeWork
+        self._grace = Grace()
+        self._leaving: asyncio.Task[None] | None = None
+        self._dismissed = False
+        self.when_dismissed: Callable[[], None] = lambda: None
+        """What becomes of the process once a node that was dismissed has stopped: the deployment's to say."""
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -158,19 +164,40 @@ class NodeShell:
         if self.state is NodeState.SERVING:
             self._registration.begin(self._owner)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Leave: out of the registry, no new work, wait at most `timeout_s` for what runs, then stop."""
-        if self.state is not NodeState.SERVING:
-            return
-        self._move(NodeState.DRAINING)
-        self._service.ask_beats()
+    def leave(self, grace_s: float) -> None:
+        """Begin to leave: out of the registry, no new work, at most `grace_s` for what runs, then stop.
+
+        What runs still when the time is up is handed back to whoever asked for it, as NodeLost (`draining`). There is
+        one drain, however often it is asked for; the shortest time counts.
+        """
+        if self.state in (NodeState.SERVING, NodeState.DRAINING):
+            self._grace.within(grace_s)
+        if self.state is NodeState.SERVING:
+            self._move(NodeState.DRAINING)
+            log.info("node %s leaves, with %d in flight and %.1f s for them", self.name, self._work.in_flight, grace_s)
+            self._service.ask_beats()
+            self._leaving = self._owner.start(self._depart(), "leaving")
+
+    def dismiss(self, grace_s: float | None) -> None:
+        """An operator's word: leave, then `when_dismissed`. None: the configured time."""
+        self._dismissed = True
+        self.leave(self._config.drain_timeout_s if grace_s is None else grace_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Leave, and wait for it. Cancelled, it leaves all the same."""
+        self.leave(grace_s)
+        if self._leaving is not None:
+            await asyncio.wait([self._leaving])
+
+    async def _depart(self) -> None:
         await self._registration.end()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._work.at_rest()
-        except TimeoutError:
-            log.warning("node %s leaves %d in flight after %.1f s", self.name, self._work.in_flight, timeout_s)
+        if not await self._grace.wait(self._work.at_rest()):
+            log.warning("node %s hands back %d that are still in flight", self.name, self._work.in_flight)
+            self.counters.count("handed_back", n=self._work.in_flight)
+            self._work.fail_all(NodeLost(f"node {self.name} has left while this ran on it", code="draining"))
         await self.stop()
+        if self._dismissed:
+            self.when_dismissed()
 
     async def stop(self) -> None:
         """End now: attempts fail, streams are cut, the engine goes. Idempotent."""
