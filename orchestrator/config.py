@@ -33,10 +33,11 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     prefix_caching: bool = True
     """Whether the nodes keep computed blocks; without it there is nothing to reset."""
 
-    heartbeat_timeout_s: float = 2.0
-    """A node silent for longer gets no new work."""
-    silence_timeout_s: float = 10.0
-    """A session silent for longer is broken, and its attempts with it."""
+    heartbeat_timeout_s: float = 1.0
+    """A node silent for longer, which are four heartbeats, gets no new work."""
+    silence_timeout_s: float = 1.5
+    """A session silent for longer is broken, and its attempts with it. Healthy nodes were heard every 0.25 to 0.35 s
+    while both cores of their machine were saturated by engines (`bench/detection.py`)."""
     connect_timeout_s: float = 5.0
     reconnect_min_s: float = 0.1
     reconnect_max_s: float = 2.0

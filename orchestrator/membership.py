@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from kvcache.registry import NodeRecord, NodeRegistry
 from orchestrator.config import OrchestratorConfig
-from orchestrator.nodes import Nodes
+from orchestrator.nodes import TICK_PERIOD_S, Nodes
 from orchestrator.ports import NodeClient, NodeConnector, SessionListener
 from pipelines.types.frames import Heartbeat, OrchestratorFrame
 from pronghorn.clock import Clock
@@ -41,12 +41,15 @@ class Membership:
         self._owner = Owner("membership")
         self._clients: dict[Incarnation, NodeClient] = {}
         self._keepers: dict[Incarnation, asyncio.Task[None]] = {}
+        self._silences: dict[Incarnation, asyncio.Timeout] = {}
+        """What ends the reading of each session that is up, once it has been silent for too long."""
         self._changed = asyncio.Event()
         self.registry_answers = False
 
     def start(self, listener: SessionListener) -> None:
         self._owner.start(self._follow_registry(listener), "registry")
         self._owner.start(self._watch_changes(), "registry-changes")
+        self._owner.start(self._watch_silence(), "silence")
 
     async def stop(self, grace_s: float) -> None:
         """Close every session, in at most `grace_s`."""
@@ -99,7 +102,7 @@ class Membership:
         for record in change.joined:
             if record.incarnation in self._clients:
                 # It fell out of the registry and its session was opened again before it was back in it.
-                self._nodes.opened(record.incarnation)
+                self._opened(record.incarnation)
             if record.incarnation not in self._keepers:
                 log.info("node %s (%s, %s) joined", record.name, record.role, record.address)
                 keeper = self._owner.start(self._keep_session(record, listener), f"session-{record.name}")
@@ -108,6 +111,16 @@ class Membership:
     async def _watch_changes(self) -> None:
         async for _ in self._registry.changes():
             self._changed.set()
+
+    async def _watch_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            now_s = self._clock.now_s()
+            self._nodes.tick(now_s)
+            for incarnation in self._nodes.silent(self._config.silence_timeout_s, now_s):
+                if silence := self._silences.pop(incarnation, None):
+                    silence.reschedule(loop.time())
+            await asyncio.sleep(TICK_PERIOD_S)
 
     # --- one session after another with one life of a node ---
 
@@ -132,12 +145,12 @@ class Membership:
         try:
             await client.connect()
             self._clients[incarnation] = client
-            self._nodes.opened(incarnation)
-            async with aclosing(client.frames()) as frames:
-                while True:
-                    async with asyncio.timeout(self._config.silence_timeout_s):
-                        frame = await anext(frames)
+            self._opened(incarnation)
+            async with asyncio.timeout(None) as silence, aclosing(client.frames()) as frames:
+                self._silences[incarnation] = silence
+                async for frame in frames:
                     spoke = True
+                    self._nodes.heard(incarnation, self._clock.now_s())
                     if isinstance(frame, Heartbeat):
                         self._nodes.heartbeat(incarnation, frame.report, self._clock.now_s())
                     else:
@@ -149,6 +162,7 @@ class Membership:
         except TimeoutError:
             reason = f"silent for {self._config.silence_timeout_s} s"
         finally:
+            self._silences.pop(incarnation, None)
             was_up = self._clients.pop(incarnation, None) is not None
             self._nodes.closed(incarnation, reason)
             if was_up:
@@ -157,3 +171,7 @@ class Membership:
                 listener.on_lost(incarnation, reason)
             await client.close()
         return spoke
+
+    def _opened(self, incarnation: Incarnation) -> None:
+        self._nodes.opened(incarnation)
+        self._nodes.heard(incarnation, self._clock.now_s())

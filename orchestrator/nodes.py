@@ -5,7 +5,9 @@ lives of nodes (incarnations), never sockets.
 
 Invariants:
 - A name has at most one current life. A listing that shows a new incarnation replaces the old one.
-- Usable means: session up, last heartbeat younger than the bound, healthy, not draining. The registry decides whom to
+- Silence is counted in time in which this process listened: one that was itself held up does not take its nodes for
+  dead, since what they said meanwhile lies unread (`tick`).
+- Usable means: session up, last word younger than the bound, healthy, not draining. The registry decides whom to
   connect to, not who is alive: a node that fell out of a listing stays as long as its session lives, so that a Redis
   that is away, or that came back empty, costs nothing.
 """
@@ -18,6 +20,11 @@ import msgspec
 from kvcache.registry import NodeRecord
 from pipelines.types.frames import NodeReport
 from pronghorn.ids import Incarnation, NodeName
+
+
+TICK_PERIOD_S = 0.2
+MAX_TICK_S = 0.5
+"""So much of the time between two ticks counts as listening; the rest this process was held up."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,16 @@ class Nodes:
         self._model = model
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._nodes: dict[Incarnation, _Node] = {}
+        self._ticked_at_s: float | None = None
+        self._held_up_s = 0.0
 
     # --- what happens ---
+
+    def tick(self, now_s: float) -> None:
+        """Called every TICK_PERIOD_S by the loop that hears the nodes, as far as that loop runs."""
+        if self._ticked_at_s is not None:
+            self._held_up_s += max(0.0, now_s - self._ticked_at_s - MAX_TICK_S)
+        self._ticked_at_s = now_s
 
     def listed(self, records: Iterable[NodeRecord]) -> MembershipChange:
         """The registry answered, with these live leases. Where it does not answer, nothing is called."""
@@ -96,9 +111,15 @@ class Nodes:
         if not node.registered:
             del self._nodes[incarnation]
 
-    def heartbeat(self, incarnation: Incarnation, report: NodeReport, now_s: float) -> None:
+    def heard(self, incarnation: Incarnation, now_s: float) -> None:
+        """It said something, whatever it was; or a session was opened just now, from which silence counts."""
         if node := self._nodes.get(incarnation):
-            node.report, node.heard_at_s, node.unreported = report, now_s, 0
+            node.heard_at_s = self._listened_s(now_s)
+
+    def heartbeat(self, incarnation: Incarnation, report: NodeReport, now_s: float) -> None:
+        self.heard(incarnation, now_s)
+        if node := self._nodes.get(incarnation):
+            node.report, node.unreported = report, 0
 
     def dispatched(self, incarnation: Incarnation) -> None:
         if node := self._nodes.get(incarnation):
@@ -112,6 +133,13 @@ class Nodes:
             node.unreported = min(node.unreported, node.running)
 
     # --- what is ---
+
+    def silent(self, bound_s: float, now_s: float) -> list[Incarnation]:
+        """Whose session is up and has said nothing for longer than `bound_s`."""
+        nodes = self._nodes.items()
+        return [
+            incarnation for incarnation, node in nodes if node.session_up and self._silence_s(node, now_s) > bound_s
+        ]
 
     def registered(self, incarnation: Incarnation) -> bool:
         """Whether a broken session with that life is worth opening again."""
@@ -150,8 +178,8 @@ class Nodes:
     def _unusable(self, node: _Node, now_s: float) -> str | None:
         if not node.session_up or node.report is None:
             return node.trouble
-        if now_s - node.heard_at_s > self._heartbeat_timeout_s:
-            return f"silent for {now_s - node.heard_at_s:.1f} s"
+        if (silence_s := self._silence_s(node, now_s)) > self._heartbeat_timeout_s:
+            return f"silent for {silence_s:.1f} s"
         if node.report.draining:
             return "draining"
         return None if node.report.healthy else "unhealthy"
@@ -175,5 +203,14 @@ class Nodes:
                 running=0,
                 awaiting_blocks=0,
             )
-        reachable = node.session_up and now_s - node.heard_at_s <= self._heartbeat_timeout_s
+        reachable = node.session_up and self._silence_s(node, now_s) <= self._heartbeat_timeout_s
         return node.report if reachable else msgspec.structs.replace(node.report, healthy=False)
+
+    def _silence_s(self, node: _Node, now_s: float) -> float:
+        return self._listened_s(now_s) - node.heard_at_s
+
+    def _listened_s(self, now_s: float) -> float:
+        """The time less that in which nothing could be heard: until the next tick, no more than one may count."""
+        if self._ticked_at_s is not None:
+            now_s = min(now_s, self._ticked_at_s + MAX_TICK_S)
+        return now_s - self._held_up_s

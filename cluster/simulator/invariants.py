@@ -24,7 +24,7 @@ LATE_S = 0.5
 """How much later than its deadline a request may end: the turns that its last word takes."""
 AT_REST = (
     *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels"),
-    *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes"),
+    *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes", "silence"),
 )
 """The tasks of a node or orchestrator that holds no request; beside those of its sessions."""
 

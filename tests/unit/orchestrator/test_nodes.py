@@ -45,6 +45,29 @@ def test_usable_needs_a_session_and_a_fresh_heartbeat() -> None:
     assert nodes.reports(12.0)[0].healthy and not nodes.reports(12.5)[0].healthy
 
 
+def test_silence_of_a_session_is_named_once_it_is_longer_than_the_bound() -> None:
+    nodes = nodes_with_session()
+    assert nodes.silent(1.0, 1.0) == []
+    assert nodes.silent(1.0, 1.1) == [FIRST.incarnation]
+    nodes.heard(FIRST.incarnation, 1.1)
+    assert nodes.silent(1.0, 2.0) == []
+    nodes.closed(FIRST.incarnation, "it ended")
+    assert nodes.silent(1.0, 9.0) == []
+
+
+def test_time_in_which_nothing_could_be_heard_is_no_silence() -> None:
+    nodes = nodes_with_session()
+    for now_s in (0.0, 0.2, 0.4):
+        nodes.tick(now_s)
+    assert only(nodes, 60.0).unusable is None, "the next tick has not come: nobody listened"
+    nodes.tick(60.0)
+    assert only(nodes, 60.0).unusable is None
+    assert nodes.silent(1.0, 60.0) == []
+    for tick in range(1, 12):
+        nodes.tick(60.0 + 0.2 * tick)
+    assert only(nodes, 62.2).unusable == "silent for 3.1 s"
+
+
 def test_an_unhealthy_or_draining_node_gets_no_work() -> None:
     nodes = nodes_with_session()
     nodes.heartbeat(FIRST.incarnation, report(FIRST, healthy=False), 0.0)

@@ -1,0 +1,176 @@
+"""A TCP proxy that a test puts before a node, and in which it cuts, holds, corrupts or delays what passes.
+
+`up` is from those who dial to the node, `down` is back. Faults act on connections that exist and on those that come.
+
+- `hold`: nothing passes and nothing is lost, as on a link that is down for a while; `heal` lets it through, late.
+- `drop`: bytes are read and thrown away, as behind a firewall that has forgotten the connection. A connection that
+  has lost bytes can never be whole again: `heal` resets it.
+- `reset`: every connection there is ends with an RST.
+- `corrupt`: the byte at an offset from now on is flipped, once, on each way asked for.
+- `delay`: each piece passes so much later.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+UP, DOWN = "up", "down"
+BOTH = (UP, DOWN)
+READ_BYTES = 65_536
+ABORTIVE_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Way:
+    """One direction of the whole proxy."""
+
+    def __init__(self) -> None:
+        self.passing = asyncio.Event()
+        self.passing.set()
+        self.dropping = False
+        self.delay_s = 0.0
+        self.corrupt_in: int | None = None
+        """Bytes until the one that is flipped; None: none is."""
+        self.seen_bytes = 0
+        self.dropped_bytes = 0
+
+    def spoil(self, data: bytes) -> bytes:
+        if self.corrupt_in is None:
+            return data
+        if self.corrupt_in >= len(data):
+            self.corrupt_in -= len(data)
+            return data
+        at, self.corrupt_in = self.corrupt_in, None
+        return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+class Connection:
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.torn = False
+        """Bytes of it were thrown away."""
+        self._writers = (near, far)
+
+    def reset(self) -> None:
+        for writer in self._writers:
+            sock: socket.socket | None = writer.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE_CLOSE)
+            writer.transport.abort()
+
+
+class CutProxy:
+    """Made by `cut_proxy`; only on its own event loop."""
+
+    address: str
+
+    def __init__(self, target_host: str, target_port: int) -> None:
+        self._target = (target_host, target_port)
+        self._connections: dict[Connection, None] = {}
+        self._relays: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.ways = {UP: Way(), DOWN: Way()}
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def hold(self, *ways: str) -> None:
+        for way in ways or BOTH:
+            self.ways[way].passing.clear()
+
+    def drop(self, *ways: str) -> None:
+        for way in ways or BOTH:
+            self.ways[way].dropping = True
+
+    def delay(self, delay_s: float, *ways: str) -> None:
+        for way in ways or BOTH:
+            self.ways[way].delay_s = delay_s
+
+    def corrupt(self, offset: int, *ways: str) -> None:
+        for way in ways or BOTH:
+            self.ways[way].corrupt_in = offset
+
+    def reset(self) -> None:
+        for connection in list(self._connections):
+            connection.reset()
+
+    def heal(self) -> None:
+        for way in self.ways.values():
+            way.dropping, way.delay_s, way.corrupt_in = False, 0.0, None
+            way.passing.set()
+        for connection in list(self._connections):
+            if connection.torn:
+                connection.reset()
+
+    # --- its own life ---
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises OSError where the address is taken."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        self.address = "{}:{}".format(*self._server.sockets[0].getsockname()[:2])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.reset()
+        for relay in list(self._relays):
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relay = asyncio.get_running_loop().create_task(self._relay(reader, writer))
+        self._relays.add(relay)
+        relay.add_done_callback(self._relays.discard)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()  # nobody listens there: whoever dialled hears it at once
+            return
+        connection = Connection(writer, far_writer)
+        self._connections[connection] = None
+        pumps = [
+            asyncio.ensure_future(self._pump(connection, self.ways[UP], reader, far_writer)),
+            asyncio.ensure_future(self._pump(connection, self.ways[DOWN], far_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._connections[connection]
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for end in (writer, far_writer):
+                end.close()
+
+    async def _pump(
+        self, connection: Connection, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(READ_BYTES):
+                way.seen_bytes += len(data)
+                await way.passing.wait()
+                if way.dropping:
+                    way.dropped_bytes += len(data)
+                    connection.torn = True
+                    continue
+                if way.delay_s:
+                    await asyncio.sleep(way.delay_s)
+                writer.write(way.spoil(data))
+                await writer.drain()
+            await way.passing.wait()  # the end of a connection travels on the link too
+
+
+@asynccontextmanager
+async def cut_proxy(target: str, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[CutProxy]:
+    """A proxy before `target` ("host:port"), on a port of its own where none is named."""
+    target_host, _, target_port = target.rpartition(":")
+    proxy = CutProxy(target_host, int(target_port))
+    await proxy.start(host, port)
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
