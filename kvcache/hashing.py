@@ -17,7 +17,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from struct import pack
-from typing import Literal, NewType, get_args
+from typing import Literal, NewType, cast, get_args
 
 import numpy as np
 import xxhash
@@ -111,22 +111,15 @@ class BlockHasher:
         """
         if isinstance(tokens_u32, np.ndarray):
             tokens_u32 = tokens_u32.astype("<u4", copy=False).tobytes()
-        view = memoryview(tokens_u32).cast("B")
+        packed = bytes(tokens_u32)
         size = 4 * self.block_tokens
-        extras = self._media_by_block(media) if media else {}
-        sha256 = hashlib.sha256
-        fast = self.algo == "ahash64"
-        hashes: list[BlockHash] = []
-        for index in range(len(view) // size):
-            local: bytes | memoryview = view[index * size : (index + 1) * size]
-            if index in extras:
-                local = bytes(local) + extras[index]
-            if fast:
-                parent = xxhash.xxh3_64_digest(bytes(local) + parent)
-            else:
-                parent = sha256(sha256(local).digest() + parent).digest()
-            hashes.append(BlockHash(parent))
-        return hashes
+        ends = range(size, len(packed) + 1, size)
+        if media:
+            extras = self._media_by_block(media)
+            blocks: Iterable[bytes] = (packed[e - size : e] + extras.get(e // size - 1, b"") for e in ends)
+        else:
+            blocks = (packed[end - size : end] for end in ends)
+        return _fast_chain(blocks, parent) if self.algo == "ahash64" else _sha256_chain(blocks, parent)
 
     def short(self, block_hash: BlockHash) -> bytes:
         """The canonical form that crosses interfaces: 32 bytes under `sha256`, else the first 8."""
@@ -138,6 +131,20 @@ class BlockHasher:
             block, offset = divmod(index, self.block_tokens)
             extras[block] = extras.get(block, b"") + pack("<IQ", offset, content)
         return extras
+
+
+def _sha256_chain(blocks: Iterable[bytes], parent: bytes) -> list[BlockHash]:
+    sha256 = hashlib.sha256
+    hashes: list[bytes] = []
+    for block in blocks:
+        parent = sha256(sha256(block).digest() + parent).digest()
+        hashes.append(parent)
+    return cast(list[BlockHash], hashes)
+
+
+def _fast_chain(blocks: Iterable[bytes], parent: bytes) -> list[BlockHash]:
+    digest = xxhash.xxh3_64_digest
+    return cast(list[BlockHash], [parent := digest(block + parent) for block in blocks])
 
 
 def _domain(seed: bytes, model: str, lora: str | None, layout: Mapping[str, str]) -> bytes:
