@@ -21,7 +21,6 @@ from kvcache.registry import NodeRecord
 from pipelines.types.frames import NodeReport
 from pronghorn.ids import Incarnation, NodeName
 
-
 TICK_PERIOD_S = 0.2
 MAX_TICK_S = 0.5
 """So much of the time between two ticks counts as listening; the rest this process was held up."""
