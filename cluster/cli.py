@@ -68,7 +68,7 @@ def up(
     edge: Annotated[str, typer.Option(help="What takes HTTP: auto, haproxy or serve (Serve's own proxy).")] = "auto",
     kv_memory: Annotated[str, typer.Option(help="Memory of each node's KV pool.")] = "512MiB",
     block_tokens: Annotated[int, typer.Option(help="Tokens in one KV block.")] = 16,
-    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 storage.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 storage.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, or cuda: one GPU per node.")] = "cpu",
     threads: Annotated[
         int | None, typer.Option(help="Threads of each engine.", show_default="every usable core")

@@ -31,7 +31,7 @@ HOME_VARIABLE = "PRONGHORN_HOME"
 CACHE_VARIABLE = "PRONGHORN_CACHE"
 REDIS_VARIABLE = "REDIS_URL"
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
 Edge = Literal["auto", "haproxy", "serve"]
 

@@ -1,19 +1,22 @@
 """The shape of a decoder, read from a checkpoint's config.json. No weights are opened here, and torch is not needed.
 
 Field names follow what they measure, not the checkpoint's spelling. Anything that this code would compute wrongly
-(another architecture, another rope scaling, a sliding window) is refused here, by name.
+(another architecture, another rope scaling, another activation) is refused here, by name.
 """
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from pipelines.models.registry import family_of
+from pipelines.models.registry import Family, family_of
 from pronghorn.errors import ConfigurationError
 
 CONFIG_FILE = "config.json"
+
+T = TypeVar("T")
 
 
 class Llama3RopeScaling(msgspec.Struct, frozen=True):
@@ -31,7 +34,25 @@ class LinearRopeScaling(msgspec.Struct, frozen=True):
     factor: float
 
 
-RopeScaling = Llama3RopeScaling | LinearRopeScaling
+class YarnRopeScaling(msgspec.Struct, frozen=True):
+    """Frequencies between `beta_fast` and `beta_slow` turns over the original length blend into those divided by
+    `factor`, and cosines and sines grow by `attention_factor` (Peng et al. 2023)."""
+
+    factor: float
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_positions: int
+    whole_dimensions: bool
+
+
+class StoredRopeScaling(msgspec.Struct, frozen=True):
+    """Each frequency divided by a factor of its own, as a GGUF file's `rope_freqs` holds them."""
+
+    factors: tuple[float, ...]
+
+
+RopeScaling = Llama3RopeScaling | LinearRopeScaling | YarnRopeScaling | StoredRopeScaling
 
 
 class DecoderConfig(msgspec.Struct, frozen=True):
@@ -49,6 +70,13 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     rope_scaling: RopeScaling | None
     tied_embeddings: bool
     qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    """Of each layer: how many tokens back a token sees, itself among them; None: all."""
+    rotary: tuple[bool, ...]
+    """Of each layer: whether queries and keys are turned by position."""
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -82,6 +110,8 @@ def parse_config(raw: dict[str, Any]) -> DecoderConfig:
     hidden_size = int(raw["hidden_size"])
     # transformers 5 nests all of it in rope_parameters; 4 wrote rope_theta beside rope_scaling.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    attention_bias = bool(raw.get("attention_bias", False))
+    rotary = _of_every_layer("no_rope_layers", family.rotary(raw), raw)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
@@ -94,27 +124,55 @@ def parse_config(raw: dict[str, Any]) -> DecoderConfig:
         max_positions=int(raw["max_position_embeddings"]),
         rms_norm_eps=float(raw["rms_norm_eps"]),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-        rope_scaling=_rope_scaling(rope),
+        rope_scaling=_rope_scaling(rope, int(raw["max_position_embeddings"])),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=family.qkv_bias,
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias if family.output_bias is None else family.output_bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=family.qk_norm,
+        windows=_windows(raw, family),
+        rotary=rotary,
     )
+
+
+def _windows(raw: dict[str, Any], family: Family) -> tuple[int | None, ...]:
+    window = raw.get("sliding_window", family.default_window)
+    if window is not None and int(window) < 1:
+        raise ConfigurationError(f"sliding_window: {window} is not above 0")
+    reach = None if window is None or int(window) >= int(raw["max_position_embeddings"]) else int(window)
+    if family.windowed is None:
+        if reach is not None and raw.get("use_sliding_window", True):
+            raise ConfigurationError(f"sliding_window: {window} is not supported by this architecture")
+        return (None,) * int(raw["num_hidden_layers"])
+    stated = raw.get("layer_types")
+    for kind in stated or ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigurationError(f"layer_types: the layer type {kind!r} is not supported")
+    if stated is None:
+        windowed = family.windowed(raw)
+    else:
+        windowed = [kind == "sliding_attention" for kind in stated]
+    return _of_every_layer("layer_types", [reach if limited else None for limited in windowed], raw)
+
+
+def _of_every_layer(field: str, values: list[T], raw: dict[str, Any]) -> tuple[T, ...]:
+    if len(values) != int(raw["num_hidden_layers"]):
+        raise ConfigurationError(f"{field} has {len(values)} entries, num_hidden_layers is {raw['num_hidden_layers']}")
+    return tuple(values)
 
 
 def _refuse_what_differs(raw: dict[str, Any]) -> None:
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ConfigurationError(f"the model's activation {raw['hidden_act']!r} is not supported; supported: silu")
-    for field in ("attention_bias", "mlp_bias"):
-        if raw.get(field):
-            raise ConfigurationError(f"the model's {field} is not supported")
-    window = raw.get("sliding_window")
-    if window and raw.get("use_sliding_window", True) and window < raw["max_position_embeddings"]:
-        raise ConfigurationError(f"the model's sliding attention window of {window} tokens is not supported")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unnamed")
         raise ConfigurationError(f"the model's quantization {method!r} is not supported; give plain or GGUF weights")
+    partial = (raw.get("rope_parameters") or {}).get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if float(partial) != 1.0:
+        raise ConfigurationError(f"partial_rotary_factor: {partial} is not supported; supported: 1.0")
 
 
-def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
+def _rope_scaling(rope: dict[str, Any], max_positions: int) -> RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     match kind:
         case "default":
@@ -128,5 +186,33 @@ def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
                 high_freq_factor=float(rope["high_freq_factor"]),
                 original_max_positions=int(rope["original_max_position_embeddings"]),
             )
+        case "yarn":
+            return _yarn(rope, max_positions)
+        case "stored":
+            return StoredRopeScaling(tuple(float(factor) for factor in rope["factors"]))
         case _:
-            raise ConfigurationError(f"the model's rope scaling {kind!r} is not supported; supported: linear, llama3")
+            raise ConfigurationError(
+                f"the model's rope scaling {kind!r} is not supported; supported: linear, llama3, yarn"
+            )
+
+
+def _yarn(rope: dict[str, Any], max_positions: int) -> YarnRopeScaling:
+    """Defaults as in transformers' `modeling_rope_utils._compute_yarn_parameters`."""
+    original = int(rope.get("original_max_position_embeddings") or max_positions)
+    factor = float(rope.get("factor") or max_positions / original)
+
+    def growth(scale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+    attention_factor = rope.get("attention_factor")
+    if attention_factor is None:
+        scale, scale_all = float(rope.get("mscale") or 0.0), float(rope.get("mscale_all_dim") or 0.0)
+        attention_factor = growth(scale) / growth(scale_all) if scale and scale_all else growth(1.0)
+    return YarnRopeScaling(
+        factor=factor,
+        attention_factor=float(attention_factor),
+        beta_fast=float(rope.get("beta_fast") or 32.0),
+        beta_slow=float(rope.get("beta_slow") or 1.0),
+        original_max_positions=original,
+        whole_dimensions=bool(rope.get("truncate", True)),
+    )

@@ -63,7 +63,10 @@ class PlainDecoder:
         name, dim = f"model.layers.{layer}.self_attn", self._config.head_dim
         positions = torch.from_numpy(step.positions).to(self._device)
         query, key, value = (self._project(normed, f"{name}.{p}_proj").view(len(normed), -1, dim) for p in "qkv")
-        query, key = (_rotate(x, self._cosines[positions], self._sines[positions]) for x in (query, key))
+        if self._config.qk_norm:
+            query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
+        if self._config.rotary[layer]:
+            query, key = (_rotate(x, self._cosines[positions], self._sines[positions]) for x in (query, key))
         attended = self._attention.attend(layer, query, key, value, step)
         return self._project(attended.flatten(1), f"{name}.o_proj")
 

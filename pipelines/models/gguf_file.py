@@ -1,6 +1,7 @@
 """Llama-family GGUF files: metadata as a config.json, tensors under Hugging Face names, dequantised to float32.
 
-llama.cpp stores Q and K rows with each head's two rotary halves interleaved; they are put back into halves here.
+llama.cpp stores the Q and K rows of some architectures with each head's two rotary halves interleaved; they are put
+back into halves here. What a file stretches its rotary frequencies by is a tensor in it, and goes into the config.
 """
 
 import re
@@ -21,12 +22,15 @@ _LEAVES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 _ROOTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ROPE_FACTORS = "rope_freqs.weight"
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROOT = re.compile(r"(\w+)\.(weight|bias)")
 
@@ -49,9 +53,9 @@ class GGUFFile:
                 f"{path}: the GGUF architecture {kind!r} is not supported; supported: {', '.join(GGUF_ARCHITECTURES)}"
             )
         self._kind = kind
-        self._names = {_hugging_face_name(t.name): t for t in self._reader.tensors if t.name != "rope_freqs.weight"}
-        if any(t.name == "rope_freqs.weight" for t in self._reader.tensors):
-            raise ConfigurationError(f"{path}: rope frequencies stored as a tensor are not supported")
+        self._architecture = GGUF_ARCHITECTURES[kind]
+        self._names = {_hugging_face_name(t.name): t for t in self._reader.tensors if t.name != _ROPE_FACTORS}
+        self._rope_factors = next((t for t in self._reader.tensors if t.name == _ROPE_FACTORS), None)
 
     def _value(self, key: str) -> Any:
         name = f"{self._kind}.{key}"
@@ -68,11 +72,16 @@ class GGUFFile:
             "rope_theta": float(get(f"{self._kind}.rope.freq_base", 10000.0)),
             "rope_type": str(get(f"{self._kind}.rope.scaling.type", "default")).replace("none", "default"),
         }
-        if rope["rope_type"] != "default":
+        if self._rope_factors is not None:
+            rope |= {"rope_type": "stored", "factors": [float(factor) for factor in self._rope_factors.data.ravel()]}
+        elif rope["rope_type"] != "default":
             rope["factor"] = float(self._value("rope.scaling.factor"))
+            rope["original_max_position_embeddings"] = get(f"{self._kind}.rope.scaling.original_context_length")
+        window = get(f"{self._kind}.attention.sliding_window")
         return {
-            "architectures": [GGUF_ARCHITECTURES[self._kind]],
-            "model_type": "llama",
+            # Mistral's files call themselves llama.
+            "architectures": ["MistralForCausalLM" if self._kind == "llama" and window else self._architecture.name],
+            "model_type": self._kind,
             "vocab_size": len(get("tokenizer.ggml.tokens", [])) or int(self._value("vocab_size")),
             "hidden_size": hidden,
             "intermediate_size": int(self._value("feed_forward_length")),
@@ -89,6 +98,8 @@ class GGUFFile:
             "rope_theta": rope["rope_theta"],
             "hidden_act": "silu",
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._names,
+            "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self._names,
+            "sliding_window": window,
             "tie_word_embeddings": "lm_head.weight" not in self._names,
             "bos_token_id": get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": get("tokenizer.ggml.eos_token_id"),
@@ -109,6 +120,8 @@ class GGUFFile:
             raise ConfigurationError(f"{self.path}: the type {stored.tensor_type.name} is not supported") from None
         shape = [int(n) for n in reversed(stored.shape)]
         values = np.array(values, dtype=np.float32).reshape(shape)
+        if not self._architecture.paired_rotary:
+            return values
         if ".attn_q." in stored.name:
             return _halves(values, int(self._value("attention.head_count")))
         if ".attn_k." in stored.name:

@@ -20,6 +20,7 @@ _LLAMA3_CUT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2_CUT = _LLAMA3_CUT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def write_tokenizer(metadata: Mapping[str, Any], folder: Path, max_length: int) -> None:
@@ -67,7 +68,10 @@ def _write_settings(metadata: Mapping[str, Any], tokens: list[str], folder: Path
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = _cut(str(metadata.get("tokenizer.ggml.pre", "default")))
+    cut = str(metadata.get("tokenizer.ggml.pre", "default"))
+    tokenizer.pre_tokenizer = _cut(cut)
+    if cut == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -82,6 +86,9 @@ def _cut(name: str) -> Any:
             return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(**prefix_space)])
         case "llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe":
             split = pre_tokenizers.Split(Regex(_LLAMA3_CUT), behavior="isolated")
+            return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(use_regex=False, **prefix_space)])
+        case "qwen2":
+            split = pre_tokenizers.Split(Regex(_QWEN2_CUT), behavior="isolated")
             return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(use_regex=False, **prefix_space)])
         case _:
             raise ConfigurationError(f"the GGUF file's pre-tokenizer {name!r} is not supported")

@@ -92,6 +92,12 @@ def expected_names(config: DecoderConfig) -> list[str]:
     leaves += [f"self_attn.{p}_proj.weight" for p in "qkvo"] + [f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
     if config.qkv_bias:
         leaves += [f"self_attn.{p}_proj.bias" for p in "qkv"]
+    if config.output_bias:
+        leaves.append("self_attn.o_proj.bias")
+    if config.mlp_bias:
+        leaves += [f"mlp.{p}_proj.bias" for p in ("gate", "up", "down")]
+    if config.qk_norm:
+        leaves += [f"self_attn.{p}_norm.weight" for p in "qk"]
     roots = ["model.embed_tokens.weight", "model.norm.weight"]
     if not config.tied_embeddings:
         roots.append("lm_head.weight")

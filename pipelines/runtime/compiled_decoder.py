@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipelines.models.config import DecoderConfig
 from pipelines.models.rope import rope_tables
 from pipelines.models.weights import Weights
+from pipelines.runtime.cell_values import STORED_AS
 from pipelines.runtime.jit import compiled
 from pipelines.runtime.linear import Packed, multiply_panel, pack_into, padded, page_array, panels_of
 from pipelines.runtime.paged_attention import Cells, Plan, attend_all, cells_of, plan_of, store_all
@@ -26,10 +27,14 @@ from pipelines.runtime.vector_math import gated
 class PackedWeights(NamedTuple):
     norms: NDArray[np.float32]  # [2 L + 1, hidden] before attention and before the MLP of each layer, and the final one
     qkv: Packed  # [L, panels, hidden, PANEL]
-    qkv_bias: NDArray[np.float32]  # [L, columns] or [0, 0]
+    qkv_bias: NDArray[np.float32]  # [L, padded columns]; this and every bias below: [0, 0] where there is none
+    head_norms: NDArray[np.float32]  # [L, 2, head_dim] of queries and of keys, or [0, 0, 0]
     output: Packed  # [L, panels, heads * head_dim, PANEL]
+    output_bias: NDArray[np.float32]  # [L, padded hidden]
     gate_up: Packed  # [L, 2 * panels, hidden, PANEL] a panel of gate, then the same columns of up, and so on
+    gate_up_bias: NDArray[np.float32]  # [L, 2 * padded intermediate] in the order of the panels
     down: Packed  # [L, panels, intermediate, PANEL]
+    down_bias: NDArray[np.float32]  # [L, padded hidden]
     head: Packed  # [1, panels, hidden, PANEL]
     epsilon: float
 
@@ -63,6 +68,46 @@ def _normalise(
 
 
 @compiled
+def _set_bias(
+    member: int, members: int, rows: int, bias: NDArray[np.float32], layer: int, out: NDArray[np.float32]
+) -> bool:
+    """Begin the first `rows` rows with the layer's bias, where there is one. Returns whether there is."""
+    if bias.shape[0] == 0:
+        return False
+    for row in range(member, rows, members):
+        out[row] = bias[layer]
+    return True
+
+
+@compiled
+def _add_bias(
+    member: int, members: int, rows: int, bias: NDArray[np.float32], layer: int, out: NDArray[np.float32]
+) -> None:
+    if bias.shape[0] > 0:
+        for row in range(member, rows, members):
+            out[row] += bias[layer]
+
+
+@compiled
+def _normalise_heads(
+    member: int, members: int, rows: int, weights: PackedWeights, cells: Cells, layer: int, qkv: NDArray[np.float32]
+) -> None:
+    """RMS norm of each head of the queries and keys, of the rows that the same member stores afterwards."""
+    if weights.head_norms.shape[0] == 0:
+        return
+    dim = cells.head_dim
+    for row in range(member, rows, members):
+        for head in range(cells.num_heads + cells.num_kv_heads):
+            of_keys = 1 if head >= cells.num_heads else 0
+            squares = np.float32(0.0)
+            for d in range(head * dim, (head + 1) * dim):
+                squares += qkv[row, d] * qkv[row, d]
+            factor = np.float32(1.0) / np.sqrt(squares / np.float32(dim) + np.float32(weights.epsilon))
+            for d in range(dim):
+                qkv[row, head * dim + d] *= factor * weights.head_norms[layer, of_keys, d]
+
+
+@compiled
 def _panels_a_ticket(panels: int, members: int, rows: int) -> int:
     """With few rows memory is what counts, and panels that follow each other are read, and prefetched, as one stream.
     With many it is that members end together."""
@@ -91,13 +136,19 @@ def _gate_and_up(
     """inner = silu(x @ gate) * (x @ up)."""
     own = member * room.hidden.shape[0]
     gate, up = room.gate[own : own + rows], room.up[own : own + rows]
+    biased = weights.gate_up_bias.shape[0] > 0
     panels = weights.gate_up.shape[1] // 2
     share = _panels_a_ticket(panels, members, rows)
     first = take_ticket(sync) * share
     while first < panels:
         for panel in range(first, min(panels, first + share)):
-            multiply_panel(room.normed, weights.gate_up, layer, 2 * panel, rows, gate, 0, False)
-            multiply_panel(room.normed, weights.gate_up, layer, 2 * panel + 1, rows, up, 0, False)
+            if biased:
+                for r in range(rows):
+                    for c in range(PANEL):
+                        gate[r, c] = weights.gate_up_bias[layer, 2 * panel * PANEL + c]
+                        up[r, c] = weights.gate_up_bias[layer, (2 * panel + 1) * PANEL + c]
+            multiply_panel(room.normed, weights.gate_up, layer, 2 * panel, rows, gate, 0, biased)
+            multiply_panel(room.normed, weights.gate_up, layer, 2 * panel + 1, rows, up, 0, biased)
             for r in range(rows):
                 at = (own + r) * PANEL
                 gated(room.gate, at, room.up, at, room.inner, r * room.inner.shape[1] + panel * PANEL, PANEL)
@@ -122,17 +173,16 @@ def compute_step(
     for layer in range(cells.num_layers):
         last = layer == cells.num_layers - 1
         _normalise(member, members, rows, weights, 2 * layer, room.hidden, room.normed)
-        biased = weights.qkv_bias.shape[0] > 0
-        if biased:
-            for row in range(member, rows, members):
-                room.qkv[row] = weights.qkv_bias[layer]
+        biased = _set_bias(member, members, rows, weights.qkv_bias, layer, room.qkv)
         meet(sync, members)
         _multiply(members, sync, rows, room.normed, weights.qkv, layer, room.qkv, biased)
         meet(sync, members)
+        _normalise_heads(member, members, rows, weights, cells, layer, room.qkv)
         store_all(member, members, cells, plan, layer, room.qkv)
         meet(sync, members)
         if last and samples.shape[0] == 0:
             return
+        _add_bias(member, members, rows, weights.output_bias, layer, room.hidden)
         attend_all(member, members, sync, cells, plan, layer, room.qkv, room.attended)
         if last:
             if member == 0:
@@ -142,6 +192,7 @@ def compute_step(
         _multiply(members, sync, rows, room.attended, weights.output, layer, room.hidden, True)
         meet(sync, members)
         _normalise(member, members, rows, weights, 2 * layer + 1, room.hidden, room.normed)
+        _add_bias(member, members, rows, weights.down_bias, layer, room.hidden)
         meet(sync, members)
         _gate_and_up(member, members, sync, rows, weights, layer, room)
         meet(sync, members)
@@ -163,7 +214,7 @@ class CompiledDecoder:
         self._weights = _packed(config, weights, pool.dtype)
         self._embeddings = weights.tensor("model.embed_tokens.weight").to(pool.dtype)
         cosines, sines = (table.numpy() for table in rope_tables(config, max_length))
-        self._cells = cells_of(pool, config.num_heads, cosines, sines)
+        self._cells = cells_of(pool, config.num_heads, (cosines, sines), config.windows, config.rotary)
         self._team = Team(threads)
         self._room = self._room_for(1)
 
@@ -205,35 +256,62 @@ def _packed(config: DecoderConfig, weights: Weights, dtype: torch.dtype) -> Pack
     layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
     attention_width = config.num_heads * config.head_dim
     qkv_columns = attention_width + 2 * config.num_kv_heads * config.head_dim
-    stored = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def room(count: int, columns: int, depth: int) -> Packed:
-        return page_array((count, panels_of(columns), depth, PANEL), stored)  # type: ignore[return-value]  # of dtype
+        return page_array((count, panels_of(columns), depth, PANEL), STORED_AS[dtype])  # type: ignore[return-value]  # of dtype
+
+    def bias(there: bool, columns: int) -> NDArray[np.float32]:
+        return np.zeros((layers, padded(columns)) if there else (0, 0), dtype=np.float32)
 
     packed = PackedWeights(
         norms=np.empty((2 * layers + 1, hidden), dtype=np.float32),
         qkv=room(layers, qkv_columns, hidden),
-        qkv_bias=np.zeros((layers, padded(qkv_columns)) if config.qkv_bias else (0, 0), dtype=np.float32),
+        qkv_bias=bias(config.qkv_bias, qkv_columns),
+        head_norms=np.empty((layers, 2, config.head_dim) if config.qk_norm else (0, 0, 0), dtype=np.float32),
         output=room(layers, hidden, attention_width),
+        output_bias=bias(config.output_bias, hidden),
         gate_up=room(layers, 2 * padded(inner), hidden),
+        gate_up_bias=bias(config.mlp_bias, 2 * padded(inner)),
         down=room(layers, hidden, inner),
+        down_bias=bias(config.mlp_bias, hidden),
         head=room(1, config.vocab_size, hidden),
         epsilon=config.rms_norm_eps,
     )
     for layer in range(layers):
-        name = f"model.layers.{layer}"
-        projections = [f"{name}.self_attn.{p}_proj" for p in "qkv"]
-        packed.norms[2 * layer] = weights.tensor(f"{name}.input_layernorm.weight").float().numpy()
-        packed.norms[2 * layer + 1] = weights.tensor(f"{name}.post_attention_layernorm.weight").float().numpy()
-        pack_into(packed.qkv[layer], torch.cat([weights.tensor(f"{p}.weight") for p in projections]))
-        if config.qkv_bias:
-            bias = torch.cat([weights.tensor(f"{p}.bias") for p in projections])
-            packed.qkv_bias[layer, :qkv_columns] = bias.float().numpy()
-        pack_into(packed.output[layer], weights.tensor(f"{name}.self_attn.o_proj.weight"))
-        pack_into(packed.gate_up[layer, 0::2], weights.tensor(f"{name}.mlp.gate_proj.weight"))
-        pack_into(packed.gate_up[layer, 1::2], weights.tensor(f"{name}.mlp.up_proj.weight"))
-        pack_into(packed.down[layer], weights.tensor(f"{name}.mlp.down_proj.weight"))
-    packed.norms[2 * layers] = weights.tensor("model.norm.weight").float().numpy()
+        _pack_layer(packed, layer, weights, config)
+    packed.norms[2 * layers] = _values(weights, "model.norm.weight")
     head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
     pack_into(packed.head[0], weights.tensor(head))
     return packed
+
+
+def _pack_layer(packed: PackedWeights, layer: int, weights: Weights, config: DecoderConfig) -> None:
+    name = f"model.layers.{layer}"
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    packed.norms[2 * layer] = _values(weights, f"{name}.input_layernorm.weight")
+    packed.norms[2 * layer + 1] = _values(weights, f"{name}.post_attention_layernorm.weight")
+    pack_into(packed.qkv[layer], torch.cat([weights.tensor(f"{attention}.{p}_proj.weight") for p in "qkv"]))
+    pack_into(packed.output[layer], weights.tensor(f"{attention}.o_proj.weight"))
+    pack_into(packed.gate_up[layer, 0::2], weights.tensor(f"{mlp}.gate_proj.weight"))
+    pack_into(packed.gate_up[layer, 1::2], weights.tensor(f"{mlp}.up_proj.weight"))
+    pack_into(packed.down[layer], weights.tensor(f"{mlp}.down_proj.weight"))
+    if config.qkv_bias:
+        stated = np.concatenate([_values(weights, f"{attention}.{p}_proj.bias") for p in "qkv"])
+        packed.qkv_bias[layer, : len(stated)] = stated
+    if config.qk_norm:
+        for row, kind in enumerate("qk"):
+            packed.head_norms[layer, row] = _values(weights, f"{attention}.{kind}_norm.weight")
+    if config.output_bias:
+        packed.output_bias[layer, : config.hidden_size] = _values(weights, f"{attention}.o_proj.bias")
+    if config.mlp_bias:
+        panels = packed.gate_up_bias[layer].reshape(-1, 2, PANEL)  # a panel of gate, the same columns of up, and so on
+        for row, kind in enumerate(("gate", "up")):
+            stated = np.zeros(padded(config.intermediate_size), dtype=np.float32)
+            stated[: config.intermediate_size] = _values(weights, f"{mlp}.{kind}_proj.bias")
+            panels[:, row] = stated.reshape(-1, PANEL)
+        packed.down_bias[layer, : config.hidden_size] = _values(weights, f"{mlp}.down_proj.bias")
+
+
+def _values(weights: Weights, name: str) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = weights.tensor(name).float().numpy()
+    return values

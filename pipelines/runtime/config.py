@@ -16,7 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The identity of the model in registry rows, block hashes, routing and `/v1/models`."""
     num_blocks: int
     """Of each replica's pool."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """In which weights and keys and values are stored; arithmetic is float32."""
     device: str = "cpu"
     threads: int = 1
     block_tokens: int = 16

@@ -6,13 +6,14 @@ scores of up to MAX_ROWS tokens at once, softmax over whole rows, no rescaling. 
 each key that is read.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipelines.runtime.cell_values import narrow_like, prefetch, widen
+from pipelines.runtime.cell_values import Stored, narrow_like, prefetch, stored_values, widen
 from pipelines.runtime.jit import compiled
 from pipelines.runtime.linear import padded
 from pipelines.runtime.simd import LANES, MAX_ROWS, PANEL, panel_product
@@ -28,7 +29,7 @@ _LINE = 16  # float32 in a cache line of 64 bytes
 class Cells(NamedTuple):
     """The pool as the kernels see it."""
 
-    flat: NDArray[np.float32] | NDArray[np.uint16]  # [blocks * layers * 2 * kv_heads * block_tokens * head_dim]
+    flat: Stored  # [blocks * layers * 2 * kv_heads * block_tokens * head_dim]
     cosines: NDArray[np.float32]  # [positions, head_dim / 2]
     sines: NDArray[np.float32]
     num_layers: int
@@ -36,6 +37,8 @@ class Cells(NamedTuple):
     num_kv_heads: int
     block_tokens: int
     head_dim: int
+    reach: NDArray[np.int64]  # [layers] how many tokens back a token sees, itself among them
+    rotary: NDArray[np.bool_]  # [layers] whether queries and keys are turned by position
 
 
 class Plan(NamedTuple):
@@ -84,16 +87,26 @@ def plan_of(step: Step, cells: Cells, members: int) -> Plan:
 
 
 @compiled
-def soften(scores: NDArray[np.float32], row: int, visible: int, length: int) -> None:
-    """Softmax of scores[row, :visible]; what follows, up to `length`, a multiple of LANES, becomes 0."""
-    at = row * scores.shape[1]
-    for c in range(visible, length):
+def soften(scores: NDArray[np.float32], row: int, lowest: int, end: int, first: int, length: int) -> None:
+    """Softmax of scores[row, lowest:end]; the rest from `first` to `length`, both multiples of LANES, becomes 0."""
+    at = row * scores.shape[1] + first
+    for c in range(first, lowest):
         scores[row, c] = np.float32(-np.inf)
-    share = np.float32(1.0) / exponentials(scores, at, length, highest(scores, at, length))
-    for c in range(visible):
+    for c in range(end, length):
+        scores[row, c] = np.float32(-np.inf)
+    share = np.float32(1.0) / exponentials(scores, at, length - first, highest(scores, at, length - first))
+    for c in range(lowest, end):
         scores[row, c] *= share
-    for c in range(visible, length):
+    for c in range(first, lowest):
         scores[row, c] = np.float32(0.0)
+    for c in range(end, length):
+        scores[row, c] = np.float32(0.0)
+
+
+@compiled
+def lowest_seen(cells: Cells, layer: int, position: int) -> int:
+    """The first position that a token at `position` sees."""
+    return max(0, position + 1 - cells.reach[layer])  # type: ignore[no-any-return]  # numba has no types
 
 
 @compiled
@@ -105,16 +118,21 @@ def cell_at(cells: Cells, block: int, layer: int, kv: int, head: int) -> int:
 
 @compiled
 def store_token(cells: Cells, plan: Plan, layer: int, token: int, qkv: NDArray[np.float32]) -> None:
-    """Rotate the token's queries (scaling them by 1 / sqrt(head_dim)) and keys; store keys and values in its cells."""
+    """Rotate the token's queries and keys, where the layer does; store keys and values in its cells.
+
+    Queries are left scaled by 1 / sqrt(head_dim).
+    """
     dim, half = cells.head_dim, cells.head_dim // 2
     scale = np.float32(1.0 / np.sqrt(dim))
     position = plan.positions[token]
+    turned = cells.rotary[layer]
     block, place = plan.slots[token] // cells.block_tokens, plan.slots[token] % cells.block_tokens
     for head in range(cells.num_heads):
         at = head * dim
         for d in range(half):
             low, high = qkv[token, at + d], qkv[token, at + half + d]
-            cosine, sine = cells.cosines[position, d] * scale, cells.sines[position, d] * scale
+            cosine = cells.cosines[position, d] * scale if turned else scale
+            sine = cells.sines[position, d] * scale if turned else np.float32(0.0)
             qkv[token, at + d] = low * cosine - high * sine
             qkv[token, at + half + d] = high * cosine + low * sine
     for head in range(cells.num_kv_heads):
@@ -122,7 +140,8 @@ def store_token(cells: Cells, plan: Plan, layer: int, token: int, qkv: NDArray[n
         to = cell_at(cells, block, layer, 0, head) + place * dim
         for d in range(half):
             low, high = qkv[token, at + d], qkv[token, at + half + d]
-            cosine, sine = cells.cosines[position, d], cells.sines[position, d]
+            cosine = cells.cosines[position, d] if turned else np.float32(1.0)
+            sine = cells.sines[position, d] if turned else np.float32(0.0)
             cells.flat[to + d] = narrow_like(np.float32(low * cosine - high * sine), cells.flat)
             cells.flat[to + half + d] = narrow_like(np.float32(high * cosine + low * sine), cells.flat)
         at += cells.num_kv_heads * dim
@@ -132,9 +151,7 @@ def store_token(cells: Cells, plan: Plan, layer: int, token: int, qkv: NDArray[n
 
 
 @compiled
-def product_sum(
-    x: NDArray[np.float32], x_at: int, cells: NDArray[np.float32] | NDArray[np.uint16], cells_at: int, count: int
-) -> float:
+def product_sum(x: NDArray[np.float32], x_at: int, cells: Stored, cells_at: int, count: int) -> float:
     whole = count // LANES * LANES
     total = dot(x, x_at, cells, cells_at, whole)
     for i in range(whole, count):
@@ -161,7 +178,9 @@ def attend_token(
     row, context = plan.starts[sequence], plan.contexts[sequence]
     query, to = row * qkv.shape[1] + kv_head * group * dim, row * out.shape[1] + kv_head * group * dim
     scores, stride = plan.scores, plan.scores.shape[1]
-    for first in range(0, context, tokens):
+    lowest = lowest_seen(cells, layer, context - 1)
+    begin = lowest // tokens * tokens  # the block that holds it
+    for first in range(begin, context, tokens):
         start, following = blocks_at(cells, plan, layer, 0, kv_head, sequence, first // tokens)
         for t in range(min(tokens, context - first)):
             for line in range(0, dim, _LINE):
@@ -170,10 +189,11 @@ def attend_token(
                 score = product_sum(qkv, query + g * dim, cells.flat, start + t * dim, dim)
                 scores[scratch_row + g, first + t] = score
     for g in range(group):
-        soften(scores, scratch_row + g, context, (context + LANES - 1) // LANES * LANES)
+        aligned = begin // LANES * LANES
+        soften(scores, scratch_row + g, lowest, context, aligned, (context + LANES - 1) // LANES * LANES)
     for i in range(group * dim):
         out[row, kv_head * group * dim + i] = np.float32(0.0)
-    for first in range(0, context, tokens):
+    for first in range(begin, context, tokens):
         start, following = blocks_at(cells, plan, layer, 1, kv_head, sequence, first // tokens)
         count = min(tokens, context - first)
         whole = dim // PANEL * PANEL
@@ -198,6 +218,9 @@ def gather_panel(cells: Cells, plan: Plan, layer: int, window: int, kv_head: int
     panels = plan.window_panels[window + 1] - plan.window_panels[window]
     before = cells.num_kv_heads * plan.window_panels[window] + kv_head * panels
     keys_at = (before + panel) * dim * PANEL
+    seen = lowest_seen(cells, layer, plan.positions[plan.starts[sequence]]) // PANEL
+    if panel < seen:
+        return  # no token of the window reaches so far back
     for j in range(PANEL):
         position = panel * PANEL + j
         if position >= plan.contexts[sequence]:
@@ -236,18 +259,22 @@ def attend_block(
     before = cells.num_kv_heads * plan.window_panels[window] + kv_head * panels
     scores, stride = plan.scores, plan.scores.shape[1]
     scratch = member * (scores.shape[0] // (plan.weighted.shape[0] // MAX_ROWS))
-    for panel in range((limit + PANEL - 1) // PANEL):
+    begin = lowest_seen(cells, layer, plan.positions[first_row]) // PANEL  # the first panel that one of them sees
+    for panel in range(begin, (limit + PANEL - 1) // PANEL):
         panel_product(
             rows, qkv, first_row * qkv.shape[1] + head * dim, qkv.shape[1],
             plan.keys, (before + panel) * dim * PANEL, PANEL, 0, dim,
             scores, scratch * stride + panel * PANEL, stride, False,
         )  # fmt: skip
     for r in range(rows):
-        soften(scores, scratch + r, plan.positions[first_row + r] + 1, (limit + PANEL - 1) // PANEL * PANEL)
+        position = plan.positions[first_row + r]
+        lowest = lowest_seen(cells, layer, position)
+        soften(scores, scratch + r, lowest, position + 1, begin * PANEL, (limit + PANEL - 1) // PANEL * PANEL)
     for column in range(wide // PANEL):
+        values_at = (before * wide + (column * panels + begin) * PANEL) * PANEL
         panel_product(
-            rows, scores, scratch * stride, stride,
-            plan.values, (before * wide + column * panels * PANEL) * PANEL, PANEL, 0, limit,
+            rows, scores, scratch * stride + begin * PANEL, stride,
+            plan.values, values_at, PANEL, 0, limit - begin * PANEL,
             plan.weighted, member * MAX_ROWS * wide + column * PANEL, wide, False,
         )  # fmt: skip
     for r in range(rows):
@@ -310,19 +337,25 @@ def _store_and_attend(
     attend_all(member, members, sync, cells, plan, layer, qkv, out)
 
 
-def cells_of(pool: torch.Tensor, num_heads: int, cosines: NDArray[np.float32], sines: NDArray[np.float32]) -> Cells:
-    """The same memory as `pool` [num_blocks, layers, 2, kv_heads, block_tokens, head_dim], float32 or bfloat16."""
+def cells_of(
+    pool: torch.Tensor, num_heads: int, tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+    windows: Sequence[int | None], rotary: Sequence[bool],
+) -> Cells:  # fmt: skip
+    """The same memory as `pool` [num_blocks, layers, 2, kv_heads, block_tokens, head_dim], with cosines and sines."""
     _, layers, _, kv_heads, block_tokens, dim = pool.shape
-    bits = pool.dtype == torch.bfloat16
-    stored = pool.view(torch.int16).numpy().view(np.uint16) if bits else pool.numpy()
-    return Cells(stored.reshape(-1), cosines, sines, layers, num_heads, kv_heads, block_tokens, dim)
+    reach = np.array([np.iinfo(np.int64).max // 2 if window is None else window for window in windows], dtype=np.int64)
+    turned = np.array(rotary, dtype=np.bool_)
+    return Cells(
+        stored_values(pool).reshape(-1), *tables, layers, num_heads, kv_heads, block_tokens, dim, reach, turned
+    )
 
 
 class PagedAttention:
     """The kernels as an `Attention`, one layer at a time. `CompiledDecoder` runs the same kernels for all layers."""
 
-    def __init__(self, pool: torch.Tensor, num_heads: int, team: Team) -> None:
+    def __init__(self, pool: torch.Tensor, num_heads: int, team: Team, windows: Sequence[int | None]) -> None:
         self._pool = pool
+        self._windows = windows
         self._num_heads = num_heads
         self._team = team
 
@@ -330,9 +363,8 @@ class PagedAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: Step
     ) -> torch.Tensor:
         dim = query.shape[2]
-        unturned = (int(step.contexts.max()), dim // 2)  # the vectors come rotated: turn them by nothing
-        ones, zeros = np.ones(unturned, dtype=np.float32), np.zeros(unturned, dtype=np.float32)
-        cells = cells_of(self._pool, self._num_heads, ones, zeros)
+        nothing = np.zeros((0, dim // 2), dtype=np.float32)  # the vectors come rotated
+        cells = cells_of(self._pool, self._num_heads, (nothing, nothing), self._windows, [False] * len(self._windows))
         plan = plan_of(step, cells, self._team.members)
         qkv = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1).contiguous().numpy()
         out = np.empty((step.num_tokens, self._num_heads * dim), dtype=np.float32)

@@ -20,7 +20,10 @@ PANEL = LANES * _VECTORS
 MAX_ROWS = 14 if _WIDE else 6
 """Rows that are computed together."""
 
-FLOAT = ir.FloatType()
+BFLOAT16_BITS, FLOAT16_BITS = types.uint16, types.int16
+"""How an array of either is typed for numba, which knows neither; only their bits are kept in it."""
+
+FLOAT, HALF = ir.FloatType(), ir.HalfType()
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 
@@ -40,18 +43,23 @@ def call(builder: Any, name: str, operands: list[Any]) -> Any:
     return builder.call(function, operands)
 
 
-def widened(builder: Any, bits: Any, integers: Any, floats: Any) -> Any:
-    """bfloat16 bits -> float32: they are its upper half."""
-    sixteen = ir.Constant(integers, 16 if integers is INT32 else [16] * LANES)
+def widened(builder: Any, bits: Any, stored: Any) -> Any:
+    """float32 of 16 bits, or a vector of them, that an array of numba's type `stored` holds."""
+    lanes = LANES if isinstance(bits.type, ir.VectorType) else 0
+    halves, floats = (ir.VectorType(kind, lanes) if lanes else kind for kind in (HALF, FLOAT))
+    if stored == FLOAT16_BITS:
+        return builder.fpext(builder.bitcast(bits, halves), floats)
+    integers = ir.VectorType(INT32, lanes) if lanes else INT32  # a bfloat16 is a float32's upper half
+    sixteen = ir.Constant(integers, [16] * lanes if lanes else 16)
     return builder.bitcast(builder.shl(builder.zext(bits, integers), sixteen), floats)
 
 
-def load_vector(builder: Any, place: Any) -> Any:
-    """The float32 vector that begins at `place`, a pointer to float32 or to the bits of bfloat16."""
-    if place.type.pointee == FLOAT:
+def load_vector(builder: Any, place: Any, stored: Any) -> Any:
+    """The float32 vector that begins at `place`, in an array of numba's type `stored`."""
+    if stored == types.float32:
         return builder.load(builder.bitcast(place, VECTOR.as_pointer()), align=4)
-    stored = builder.load(builder.bitcast(place, ir.VectorType(INT16, LANES).as_pointer()), align=2)
-    return widened(builder, stored, ir.VectorType(INT32, LANES), VECTOR)
+    bits = builder.load(builder.bitcast(place, ir.VectorType(INT16, LANES).as_pointer()), align=2)
+    return widened(builder, bits, stored)
 
 
 def broadcast(builder: Any, value: Any) -> Any:
@@ -98,7 +106,7 @@ def panel_product(
     """out[out_at + r * out_stride + j] (+)= sum over k < depth of x[x_at + r * x_stride + k] *
     w[w_at + k * w_stride + j] for r < rows <= MAX_ROWS, j < PANEL.
 
-    x and out are float32, w is float32 or the bits of bfloat16 (uint16). Offsets and strides count elements from the
+    x and out are float32, w is float32 or the bits of bfloat16 or float16. Offsets and strides count elements from the
     start of the array's memory; `ahead` says how far on from what is read w is prefetched. Every row is summed in the
     order of k by fused multiply-adds, so that a row's result does not depend on the rows beside it.
     """
@@ -124,7 +132,7 @@ def panel_product(
             switch.add_case(index(count), block)
             builder.position_at_end(block)
             _rows_loop(
-                builder, count, (x_from, integer(3)), (w_from, integer(6), integer(7)), integer(8),
+                builder, count, (x_from, integer(3)), (w_from, integer(6), integer(7), sig.args[4].dtype), integer(8),
                 (out_from, integer(11)),
                 accumulating,
             )  # fmt: skip
@@ -136,10 +144,10 @@ def panel_product(
 
 
 def _rows_loop(
-    builder: Any, count: int, x_rows: tuple[Any, Any], w_rows: tuple[Any, Any, Any], depth: Any,
+    builder: Any, count: int, x_rows: tuple[Any, Any], w_rows: tuple[Any, Any, Any, Any], depth: Any,
     out_rows: tuple[Any, Any], accumulating: Any,
 ) -> None:  # fmt: skip
-    """Rows are a pointer and a stride; those of w also how far ahead to prefetch."""
+    """Rows are a pointer and a stride; those of w also how far ahead to prefetch, and what is stored."""
     zero = spread(0.0)
     (x, x_stride), (out, out_stride) = x_rows, out_rows
     x_starts = [builder.gep(x, [builder.mul(x_stride, index(r))]) for r in range(count)]
@@ -184,12 +192,12 @@ def _rows_loop(
         builder.store(builder.fadd(result, before), place, align=4)
 
 
-def _load_columns(builder: Any, rows: tuple[Any, Any, Any], k: Any) -> list[Any]:
+def _load_columns(builder: Any, rows: tuple[Any, Any, Any, Any], k: Any) -> list[Any]:
     """Row k of the panel as float32 vectors; what lies further on is asked for on the way."""
-    w, stride, ahead = rows
+    w, stride, ahead, stored = rows
     columns = []
     for v in range(_VECTORS):
         place = builder.gep(w, [builder.add(builder.mul(k, stride), index(v * LANES))])
         ask_for(builder, builder.gep(place, [ahead]))
-        columns.append(load_vector(builder, place))
+        columns.append(load_vector(builder, place, stored))
     return columns

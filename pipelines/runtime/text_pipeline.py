@@ -70,7 +70,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
             self._decoder = PlainDecoder(
                 model,
                 weights,
-                PlainAttention(self._pool),
+                PlainAttention(self._pool, model.windows),
                 device=_usable(config.device),
                 dtype=self._pool.dtype,
                 max_length=self.max_length,

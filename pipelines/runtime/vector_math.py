@@ -53,13 +53,17 @@ def _exponential(builder: Any, x: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
 def dot(typingctx: Any, x: Any, x_at: Any, cells: Any, cells_at: Any, count: Any) -> Any:
-    """Sum over i < count of x[x_at + i] * cells[cells_at + i], cells float32 or the bits of bfloat16."""
+    """Sum over i < count of x[x_at + i] * cells[cells_at + i], cells float32 or the bits of a short type."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         left, right = (_pointer(context, builder, sig, args, array) for array in (0, 2))
 
         def step(offset: Any, so_far: Any) -> Any:
-            operands = [load_vector(builder, builder.gep(pointer, [offset])) for pointer in (left, right)]
+            stored = (sig.args[0].dtype, sig.args[2].dtype)
+            operands = [
+                load_vector(builder, builder.gep(pointer, [offset]), kind)
+                for pointer, kind in zip((left, right), stored, strict=True)
+            ]
             return call(builder, "fma", [*operands, so_far])
 
         return _sum(builder, fold(builder, args[4], spread(0.0), step))
@@ -75,7 +79,7 @@ def highest(typingctx: Any, x: Any, x_at: Any, count: Any) -> Any:
         start = _pointer(context, builder, sig, args, 0)
 
         def step(offset: Any, so_far: Any) -> Any:
-            value = load_vector(builder, builder.gep(start, [offset]))
+            value = load_vector(builder, builder.gep(start, [offset]), types.float32)
             return builder.select(builder.fcmp_ordered(">", value, so_far), value, so_far)
 
         best = fold(builder, args[2], spread(-math.inf), step)
@@ -96,7 +100,7 @@ def exponentials(typingctx: Any, x: Any, x_at: Any, count: Any, less: Any) -> An
 
         def step(offset: Any, so_far: Any) -> Any:
             place = builder.gep(start, [offset])
-            value = _exponential(builder, builder.fsub(load_vector(builder, place), shift))
+            value = _exponential(builder, builder.fsub(load_vector(builder, place, types.float32), shift))
             _store(builder, value, place)
             return builder.fadd(so_far, value)
 
@@ -113,9 +117,11 @@ def gated(typingctx: Any, gate: Any, gate_at: Any, up: Any, up_at: Any, out: Any
         gates, ups, outs = (_pointer(context, builder, sig, args, array) for array in (0, 2, 4))
 
         def step(offset: Any, so_far: Any) -> Any:
-            opened = load_vector(builder, builder.gep(gates, [offset]))
+            opened = load_vector(builder, builder.gep(gates, [offset]), types.float32)
             below = builder.fadd(spread(1.0), _exponential(builder, builder.fsub(spread(0.0), opened)))
-            value = builder.fmul(builder.fdiv(opened, below), load_vector(builder, builder.gep(ups, [offset])))
+            value = builder.fmul(
+                builder.fdiv(opened, below), load_vector(builder, builder.gep(ups, [offset]), types.float32)
+            )
             _store(builder, value, builder.gep(outs, [offset]))
             return so_far
 

@@ -13,16 +13,18 @@ from pipelines.runtime.step import Step
 from pipelines.runtime.team import Team
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 2, 40, 16
+WINDOWS = [20, None]
+"""Of layer 0 and of layer 1."""
 Make = Callable[[torch.Tensor, int], Attention]
 
 
 @pytest.fixture(params=["plain", "paged", "paged, 3 threads"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     if request.param == "plain":
-        yield lambda pool, heads: PlainAttention(pool)
+        yield lambda pool, heads: PlainAttention(pool, WINDOWS)
         return
     team = Team(3 if "3" in request.param else 1)
-    yield lambda pool, heads: PagedAttention(pool, heads, team)
+    yield lambda pool, heads: PagedAttention(pool, heads, team, WINDOWS)
     team.close()
 
 
@@ -76,13 +78,15 @@ def queries(positions: np.ndarray, heads: int, dim: int) -> torch.Tensor:
     )
 
 
-def expected(sequence: Sequence, heads: int, first: int, end: int) -> torch.Tensor:
+def expected(sequence: Sequence, heads: int, first: int, end: int, window: int | None = None) -> torch.Tensor:
     """torch's attention over contiguous keys, rows first..end."""
     keys, values = (
         x[:end].repeat_interleave(heads // x.shape[1], dim=1).transpose(0, 1) for x in (sequence.keys, sequence.values)
     )
     query = queries(np.arange(end), heads, sequence.keys.shape[2]).transpose(0, 1)
-    return F.scaled_dot_product_attention(query, keys, values, is_causal=True).transpose(0, 1)[first:end]
+    back = torch.arange(end)[:, None] - torch.arange(end)
+    seen = (back >= 0) & (back < (window or end))
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=seen).transpose(0, 1)[first:end]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (4, 1, 8), (2, 1, 80), (16, 1, 64)])
@@ -99,10 +103,26 @@ def test_a_whole_prompt_gives_what_plain_attention_gives(
 def test_chunks_and_single_tokens_see_the_context_before_them(make: Make, cut: int) -> None:
     sequence = Sequence([7, 3, 30, 0], 52, 3, 64, seed=2)
     attention = make(new_pool(3, 64), 9)
-    attend(attention, 0, 9, [(sequence, 0, cut)])
+    attend(attention, 1, 9, [(sequence, 0, cut)])
     for first, end in ((cut, 50), (50, 51), (51, 52)):
-        out = attend(attention, 0, 9, [(sequence, first, end)])
+        out = attend(attention, 1, 9, [(sequence, first, end)])
         torch.testing.assert_close(out, expected(sequence, 9, first, end), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 80])
+def test_a_layer_with_a_window_sees_the_last_tokens_alone(make: Make, dim: int) -> None:
+    sequences = [Sequence(list(range(10 * i, 10 * i + 10)), 130, 3, dim, seed=i) for i in range(3)]
+    attention = make(new_pool(3, dim), 9)
+    steps = [
+        [(sequences[0], 0, 99), (sequences[1], 0, 20)],
+        [(sequences[0], 99, 100), (sequences[1], 20, 81), (sequences[2], 0, 1)],
+        [(sequences[0], 100, 130), (sequences[1], 81, 82), (sequences[2], 1, 37)],
+        [(sequences[1], 82, 83), (sequences[2], 37, 38)],
+    ]
+    for windows in steps:
+        out = attend(attention, 0, 9, windows)
+        wanted = torch.cat([expected(sequence, 9, first, end, WINDOWS[0]) for sequence, first, end in windows])
+        torch.testing.assert_close(out, wanted, atol=2e-5, rtol=2e-5)
 
 
 def test_prompts_chunks_and_single_tokens_mix_in_a_step(make: Make) -> None:
@@ -127,14 +147,15 @@ def test_only_the_cells_of_the_step_are_written(make: Make) -> None:
     torch.testing.assert_close(pool[9, 1, 1, :, :4].transpose(0, 1), sequence.values[16:], atol=0, rtol=0)
 
 
-def test_bfloat16_cells_are_rounded_to_nearest_and_computed_in_float32(make: Make) -> None:
-    pool = new_pool(3, 64, torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_cells_are_rounded_to_nearest_and_computed_in_float32(make: Make, dtype: torch.dtype) -> None:
+    pool = new_pool(3, 64, dtype)
     sequence = Sequence([4, 9, 2, 1], 60, 3, 64, seed=4)
     attention = make(pool, 9)
-    attend(attention, 0, 9, [(sequence, 0, 59)])
-    out = attend(attention, 0, 9, [(sequence, 59, 60)])
-    sequence.keys, sequence.values = sequence.keys.bfloat16().float(), sequence.values.bfloat16().float()
-    assert torch.equal(pool[4, 0, 0].transpose(0, 1).float(), sequence.keys[:16])
+    attend(attention, 1, 9, [(sequence, 0, 59)])
+    out = attend(attention, 1, 9, [(sequence, 59, 60)])
+    sequence.keys, sequence.values = sequence.keys.to(dtype).float(), sequence.values.to(dtype).float()
+    assert torch.equal(pool[4, 1, 0].transpose(0, 1).float(), sequence.keys[:16])
     torch.testing.assert_close(out, expected(sequence, 9, 59, 60), atol=2e-5, rtol=2e-5)
 
 

@@ -13,6 +13,7 @@ _LEAVES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 _ROOTS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -25,6 +26,7 @@ def write_gguf(
     architecture: str = "llama",
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     pre_tokenizer: str = "smollm",
+    rope_factors: np.ndarray[Any, Any] | None = None,
 ) -> None:
     writer = gguf.GGUFWriter(str(path), arch=architecture)
     writer.add_block_count(config.num_layers)
@@ -36,20 +38,25 @@ def write_gguf(
     writer.add_key_length(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if (window := next(iter(config.windows))) is not None:
+        writer.add_sliding_window(window)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     _add_tokenizer(writer, config.vocab_size, pre_tokenizer)
     for name, values in load_file(folder / "model.safetensors").items():
-        stored = name.removesuffix(".weight")
+        stored, kind_of_tensor = name.rsplit(".", 1)
         if stored in _ROOTS:
             target = _ROOTS[stored]
         else:
             _, _, layer, leaf = stored.split(".", 3)
             target = f"blk.{layer}.{_LEAVES[leaf]}"
-        if ".attn_q" in target:
+        paired = architecture in ("llama", "smollm3")
+        if paired and target.endswith(".attn_q"):
             values = _interleaved(values, config.num_heads)
-        if ".attn_k" in target:
+        if paired and target.endswith(".attn_k"):
             values = _interleaved(values, config.num_kv_heads)
         kind = gguf.GGMLQuantizationType.F32 if values.ndim == 1 else quantization
-        writer.add_tensor(f"{target}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(f"{target}.{kind_of_tensor}", gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

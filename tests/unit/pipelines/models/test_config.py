@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.models.config import LinearRopeScaling, Llama3RopeScaling, parse_config, read_config
+from pipelines.models.config import (
+    DecoderConfig,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    YarnRopeScaling,
+    parse_config,
+    read_config,
+)
 from pronghorn.errors import ConfigurationError
 
 RAW: dict[str, Any] = {
@@ -29,7 +36,8 @@ def test_what_a_checkpoint_leaves_out_is_derived() -> None:
     config = parse_config(RAW)
     assert (config.head_dim, config.rope_theta, config.rope_scaling) == (16, 50000.0, None)
     assert not config.tied_embeddings
-    assert not config.qkv_bias
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert (config.windows, config.rotary) == ((None, None), (True, True))
     assert parse_config({k: v for k, v in RAW.items() if k != "num_key_value_heads"}).num_kv_heads == 4
 
 
@@ -44,8 +52,34 @@ def test_rope_theta_may_be_nested() -> None:
     assert parse_config(RAW | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}).rope_theta == 7.0
 
 
+def of(architecture: str, **changes: Any) -> DecoderConfig:
+    return parse_config(RAW | {"architectures": [architecture]} | changes)
+
+
 def test_qwen2_has_biases_that_its_config_does_not_mention() -> None:
-    assert parse_config(RAW | {"architectures": ["Qwen2ForCausalLM"]}).qkv_bias
+    config = of("Qwen2ForCausalLM")
+    assert (config.qkv_bias, config.output_bias) == (True, False)
+
+
+def test_windows_are_where_each_family_has_them() -> None:
+    long = {"max_position_embeddings": 8192, "num_hidden_layers": 4}
+    assert of("MistralForCausalLM", **long).windows == (4096,) * 4
+    assert of("MistralForCausalLM", **long, sliding_window=None).windows == (None,) * 4
+    assert of("Qwen2ForCausalLM", **long, max_window_layers=2).windows == (None,) * 4
+    on = {"use_sliding_window": True, "sliding_window": 100}
+    assert of("Qwen2ForCausalLM", **long, **on, max_window_layers=2).windows == (None, None, 100, 100)
+    assert of("Qwen3ForCausalLM", **long, **on, layer_types=["sliding_attention", "full_attention"] * 2).windows == (
+        (100, None, 100, None)
+    )
+    config = of("SmolLM3ForCausalLM", **long, **on)
+    assert (config.windows, config.rotary) == ((None, None, None, 100), (True, True, True, False))
+
+
+def test_yarn_takes_what_it_is_not_told_from_the_model() -> None:
+    scaling = parse_config(RAW | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}).rope_scaling
+    assert isinstance(scaling, YarnRopeScaling)
+    assert (scaling.original_max_positions, scaling.beta_fast, scaling.beta_slow) == (512, 32.0, 1.0)
+    assert scaling.attention_factor == pytest.approx(1.0693, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +87,15 @@ def test_qwen2_has_biases_that_its_config_does_not_mention() -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None, "model_type": "bert"}, "bert"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"sliding_window": 128}, "128"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window: 0"),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0, 1]}, "no_rope_layers has 3 entries"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

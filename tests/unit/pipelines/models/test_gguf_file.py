@@ -4,11 +4,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from pipelines.models.config import read_config
 from pipelines.models.conversion import convert_gguf, link_gguf
 from pipelines.models.gguf_file import GGUFFile
+from pipelines.models.rope import inverse_frequencies
 from pipelines.models.weights import check_weights, open_weights
 from pronghorn.errors import ConfigurationError
 from tests.fakes.gguf_model import write_gguf
@@ -28,11 +30,25 @@ def made(checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "tiny.gguf"
 
 
+@pytest.mark.parametrize(
+    ("shape", "architecture"),
+    [
+        ("grouped", "llama"),
+        ("tied", "llama"),
+        ("every_bias", "llama"),
+        ("mistral_window", "llama"),
+        ("qwen2", "qwen2"),
+        ("qwen3", "qwen3"),
+        ("smollm3_every_4", "smollm3"),
+    ],
+)
 @pytest.mark.parametrize("write", [convert_gguf, link_gguf])
 def test_a_gguf_becomes_the_checkpoint_that_it_was_made_from(
-    checkpoint: Path, made: Path, tmp_path: Path, write: Any
+    shape: str, architecture: str, tmp_path: Path, write: Any
 ) -> None:
-    folder = tmp_path / "folder"
+    checkpoint, made, folder = tmp_path / "checkpoint", tmp_path / "tiny.gguf", tmp_path / "folder"
+    tiny_model(shape, checkpoint)
+    write_gguf(made, read_config(checkpoint), checkpoint, architecture=architecture)
     folder.mkdir()
     write(made, folder)
     assert read_config(folder) == read_config(checkpoint)
@@ -41,6 +57,14 @@ def test_a_gguf_becomes_the_checkpoint_that_it_was_made_from(
     assert ours.names() == original.names()
     for name in original.names():
         np.testing.assert_array_equal(ours.tensor(name).numpy(), original.tensor(name).numpy(), err_msg=name)
+
+
+def test_rope_frequencies_that_a_file_stores_stretch_the_tables(checkpoint: Path, tmp_path: Path) -> None:
+    factors = np.linspace(1.0, 8.0, 16, dtype=np.float32)
+    write_gguf(tmp_path / "long.gguf", read_config(checkpoint), checkpoint, rope_factors=factors)
+    convert_gguf(tmp_path / "long.gguf", tmp_path)
+    plain, stretched = (inverse_frequencies(read_config(folder)) for folder in (checkpoint, tmp_path))
+    np.testing.assert_array_equal(stretched.numpy(), (plain / torch.from_numpy(factors)).numpy())
 
 
 def test_quantised_tensors_are_dequantised(checkpoint: Path, tmp_path: Path) -> None:
