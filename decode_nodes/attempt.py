@@ -16,11 +16,15 @@ At most one last word is said, and nothing after it.
 import enum
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pipelines.runtime.messages import Admit, Adopt, EngineCommand, Failed, PrefillHere, Release, Reserved, TokenDelta
 from pipelines.types.frames import Delta, PrefillTarget, Submit
 from pipelines.types.handover import FirstToken
+from pipelines.types.sampled_token import SampledToken
+from pipelines.types.status import GenerationStatus
 from pronghorn.deadline import Deadline
-from pronghorn.errors import ErrorRecord, PronghornError
+from pronghorn.errors import ErrorRecord, PronghornError, TransferFailed
 
 
 class AttemptState(enum.Enum):
@@ -90,6 +94,7 @@ class Attempt:
         self._block_ids: dict[int, int] = {}
         self._cached_tokens = 0
         self._first: FirstToken | None = None
+        self._open_choices = submit.context.num_choices
 
     def begin(self, budget_s: float) -> list[Effect]:
         prefill_here = not self._targets
@@ -112,9 +117,20 @@ class Attempt:
     def on_tokens(self, event: TokenDelta) -> list[Effect]:
         if self.state is not AttemptState.RUNNING:
             return []
+        delta = Delta(
+            fence=event.fence,
+            tokens=event.tokens,
+            status=event.status,
+            num_cached_tokens=event.num_cached_tokens,
+            log_probabilities=event.log_probabilities,
+            choice=event.choice,
+            prompt_log_probabilities=event.prompt_log_probabilities,
+        )
         if event.status.is_done:
+            self._open_choices -= 1
+            if self._open_choices:
+                return [Say(replace(delta, status=GenerationStatus.ACTIVE, choice_status=event.status))]
             self._move(AttemptState.ENDED)
-        delta = Delta(event.fence, event.tokens, event.status, event.num_cached_tokens, event.log_probabilities)
         return [Say(delta)]
 
     def on_failed(self, event: Failed) -> list[Effect]:
@@ -123,20 +139,26 @@ class Attempt:
     # --- from the pull ------------------------------------------------------------------------------------------------
 
     def on_first_token(self, token: FirstToken) -> list[Effect]:
+        """Raises TransferFailed, for the pull to end with, unless each choice has one."""
         if self.state is not AttemptState.PULLING or self._first is not None:
             return []
+        if len(token.siblings) != self.context.num_choices - 1:
+            text = f"{1 + len(token.siblings)} first tokens came for {self.context.num_choices} choices"
+            raise TransferFailed(text, code="incomplete")
         self._first = token
-        log_probabilities = None if token.log_probabilities is None else [token.log_probabilities]
-        return [
-            Say(
-                Delta(
-                    self.fence,
-                    [token.token],
-                    num_cached_tokens=self._cached_tokens,
-                    log_probabilities=log_probabilities,
-                )
+        return [self._say_first(0, token), *(self._say_first(i, each) for i, each in enumerate(token.siblings, 1))]
+
+    def _say_first(self, choice: int, token: FirstToken | SampledToken) -> Say:
+        return Say(
+            Delta(
+                self.fence,
+                [token.token],
+                num_cached_tokens=self._cached_tokens if choice == 0 else None,
+                log_probabilities=None if token.log_probabilities is None else [token.log_probabilities],
+                choice=choice,
+                prompt_log_probabilities=token.prompt_log_probabilities if isinstance(token, FirstToken) else None,
             )
-        ]
+        )
 
     def on_pull_end(self, error: PronghornError | None) -> list[Effect]:
         """The pull is over and writes no more; None: every wanted block is there and the first token was told."""
@@ -147,7 +169,8 @@ class Attempt:
         if error is None:
             assert self._first is not None, f"{self.fence}: a pull committed without a first token"
             self._move(AttemptState.RUNNING)
-            return [Tell(Adopt(self.fence, self._first.token, self._first.log_probabilities))]
+            first = self._first
+            return [Tell(Adopt(self.fence, first.token, first.log_probabilities, first.siblings))]
         if self._next_target < len(self._targets):
             return [self._start_pull()]
         if self._only_these:
@@ -156,7 +179,8 @@ class Attempt:
         self._move(AttemptState.RUNNING)
         if self._first is None:
             return [Tell(PrefillHere(self.fence))]
-        return [Tell(PrefillHere(self.fence, self._first.token, self._first.log_probabilities))]
+        first = self._first
+        return [Tell(PrefillHere(self.fence, first.token, first.log_probabilities, first.siblings))]
 
     # --- from elsewhere -----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ its whole prompt and one token more, on the least loaded replica, before anythin
 no room wait in order of arrival. When a decoding sequence finds no block to grow into, the newest running one of its
 replica gives its blocks back and starts over, before all that came after it, with what it has said so far.
 
+A request for several choices is one sequence until its first tokens are there. Then the others fork off it: they share
+the full blocks of its prompt and copy the partial one where there is room for them, and wait for it like any other
+where there is none. From there on each goes its own way; an error of one is the whole request's.
+
 Attempts: an `Admit` of a higher attempt, or of the same attempt by another life of the node, ends the one that it
 replaces with `Cancelled`; a lower attempt is refused with `Cancelled`; the same fence again is ignored.
 
@@ -18,7 +22,9 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
-from decode_nodes.sequence import STAGES, Event, Sequence, State
+import msgspec
+
+from decode_nodes.sequence import STAGES, Event, Family, Sequence, State
 from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHasher
 from kvcache.journal import CacheChange
@@ -45,7 +51,7 @@ from pipelines.runtime.padding import Padding
 from pipelines.runtime.replica import Replica, insert_by_arrival
 from pipelines.runtime.replicas import Replicas
 from pipelines.runtime.scheduler import Batch
-from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.deadline import Deadline
 from pronghorn.errors import Cancelled, DeadlineExceeded, InsufficientBlocks, Overloaded, PronghornError, TransferFailed
@@ -64,6 +70,7 @@ class DecodeScheduler:
         self._padding = Padding(caches, hasher.root(None), enabled=config.device_graph_capture)
         self._arrivals = 0
         self._attempts: Attempts[Sequence] = Attempts()
+        self._families: dict[RequestID, Family] = {}
         self._waiting: deque[Sequence] = deque()
         self._events: list[EngineEvent] = []
         self._ended: list[RequestID] = []
@@ -90,6 +97,8 @@ class DecodeScheduler:
             if context._is_padding_ctx:
                 continue
             sequence = self._attempts.live(context.request_id)
+            if sequence is None and context.request_id in self._ended:
+                continue  # another choice of its request has failed in this very step
             assert sequence is not None and sequence.context is context, f"{context.request_id} is not in this batch"
             if (error := failures.get(context.request_id)) is not None:
                 self._fail(sequence, error)
@@ -98,6 +107,8 @@ class DecodeScheduler:
             if (output := outputs.get(context.request_id)) is not None:
                 if sequence.state is State.PREFILLING:
                     self._apply(sequence, Event.PROMPT_DONE)
+                for sibling, first_output in self._fork(sequence, output.siblings, shared=True):
+                    self._deliver(sibling, first_output)
                 self._deliver(sequence, output)
         self._admit_waiting()
 
@@ -110,7 +121,7 @@ class DecodeScheduler:
                 if cache.can_reserve(sequence.fence, needed_tokens):
                     cache.reserve(sequence.fence, needed_tokens)
                 else:
-                    self._preempt(max((*replica.prompts, *replica.decoding), key=lambda running: running.arrival))
+                    self._preempt(max((*replica.prompts, *replica.decoding), key=lambda running: running.order))
 
     def _preempt(self, sequence: Sequence) -> None:
         if self._too_long(sequence):
@@ -128,14 +139,74 @@ class DecodeScheduler:
             self._end(sequence, Event.FINISH)
         self._events.append(
             TokenDelta(
-                fence=sequence.fence,
+                fence=sequence.said_as,
                 tokens=output.tokens,
                 status=output.final_status,
                 num_cached_tokens=None if sequence.reported else sequence.context.cached_prefix_length,
                 log_probabilities=output.log_probabilities,
+                choice=sequence.choice,
+                prompt_log_probabilities=output.prompt_log_probabilities,
             )
         )
         sequence.reported = True
+
+    # --- several choices ---------------------------------------------------------------------------------------------
+
+    def _fork(
+        self, first: Sequence, siblings: SequenceOf[SampledToken], *, shared: bool
+    ) -> list[tuple[Sequence, TextGenerationOutput]]:
+        """The other choices of `first`, which has its first token, each with its own as its output. With `shared` the
+        prompt's blocks are written."""
+        if not siblings:
+            return []
+        first.family = Family(first.fence, [first])
+        self._families[first.fence.request_id] = first.family
+        return [self._fork_one(first, choice, token, shared) for choice, token in enumerate(siblings, 1)]
+
+    def _fork_one(
+        self, first: Sequence, choice: int, token: SampledToken, shared: bool
+    ) -> tuple[Sequence, TextGenerationOutput]:
+        assert first.family is not None and first.replica is not None
+        context = first.context.sibling(choice, token)
+        sequence = Sequence(
+            fence=msgspec.structs.replace(first.fence, request_id=context.request_id),
+            context=context,
+            deadline=first.deadline,
+            prefill_here=True,
+            arrival=first.arrival,
+            choice=choice,
+            family=first.family,
+            reported=True,
+        )
+        first.family.members.append(sequence)
+        self._attempts.add(sequence)
+        output = context.to_generation_output()
+        prompt_tokens = context.original_prompt_length
+        if (
+            shared
+            and not context.is_done
+            and self._replicas.fork(first.replica, first.fence, sequence.fence, prompt_tokens, room_to_grow=True)
+        ):
+            sequence.replica = first.replica
+            self._apply(sequence, Event.FORK)
+        else:
+            context.reset()
+            insert_by_arrival(self._waiting, sequence)
+        return sequence, output
+
+    def _family_of(self, fence: Fence) -> list[Sequence]:
+        """All that is held under a request's fence."""
+        family = self._families.get(fence.request_id)
+        if family is not None and family.fence == fence:
+            return list(family.members)
+        sequence = self._attempts.get(fence)
+        return [] if sequence is None else [sequence]
+
+    def _live(self, request_id: RequestID) -> Sequence | None:
+        """Of the request: its first choice, or another one that still goes on."""
+        if (family := self._families.get(request_id)) is not None:
+            return family.members[0]
+        return self._attempts.live(request_id)
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +219,7 @@ class DecodeScheduler:
             case PrefillHere():
                 self._prefill_here(command)
             case Release():
-                if (sequence := self._attempts.get(command.fence)) is not None:
+                for sequence in self._family_of(command.fence):
                     self._end(sequence, Event.RELEASE)
             case ResetPrefixCache():
                 self._replicas.reset_prefix_caches()
@@ -158,7 +229,7 @@ class DecodeScheduler:
 
     def sweep(self, now_s: float) -> None:
         for sequence in self._attempts:
-            if sequence.state is not State.CONDEMNED and sequence.deadline.passed(now_s):
+            if sequence.state not in (State.CONDEMNED, State.GONE) and sequence.deadline.passed(now_s):
                 doing = sequence.state.name.lower()
                 self._fail(
                     sequence, DeadlineExceeded(f"the request's deadline passed on the decode node while {doing}")
@@ -166,7 +237,7 @@ class DecodeScheduler:
         self._admit_waiting()
 
     def _admit(self, command: Admit, now_s: float) -> None:
-        if self._attempts.get(command.fence) is not None or not self._replace_older(command.fence):
+        if self._family_of(command.fence) or not self._replace_older(command.fence):
             return
         deadline = Deadline.after(now_s, command.budget_s)
         self._arrivals += 1
@@ -184,7 +255,7 @@ class DecodeScheduler:
 
     def _replace_older(self, fence: Fence) -> bool:
         """Make way for `fence`; False, with its refusal, where a newer attempt of the request is here already."""
-        live = self._attempts.live(fence.request_id)
+        live = self._live(fence.request_id)
         if live is None:
             return True
         if fence.attempt < live.fence.attempt:
@@ -220,9 +291,10 @@ class DecodeScheduler:
         sequence = self._attempts.get(command.fence)
         if sequence is None or sequence.state is not State.PULLING:
             return
-        if self._take_first_token(sequence, command.token, command.log_probabilities):
+        tokens = [SampledToken(command.token, command.log_probabilities), *command.siblings]
+        if self._take_first_tokens(sequence, tokens):
             self._commit(sequence)
-            self._go_on(sequence, Event.ADOPT)
+            self._go_on_together(sequence, tokens[1:], Event.ADOPT, shared=True)
 
     def _prefill_here(self, command: PrefillHere) -> None:
         sequence = self._attempts.get(command.fence)
@@ -233,23 +305,34 @@ class DecodeScheduler:
             return
         tokens = sequence.context.tokens
         uncomputed_tokens = tokens.active_length
-        if self._take_first_token(sequence, command.token, command.log_probabilities):
+        first_tokens = [SampledToken(command.token, command.log_probabilities), *command.siblings]
+        if self._take_first_tokens(sequence, first_tokens):
             if not sequence.context.is_done:
                 # The delivered token is computed together with the prompt, and what is sampled then is the second.
                 tokens.rewind_processing(uncomputed_tokens)
-            self._go_on(sequence, Event.PREFILL_HERE)
+            self._go_on_together(sequence, first_tokens[1:], Event.PREFILL_HERE, shared=False)
 
-    def _take_first_token(self, sequence: Sequence, token: int, log_probabilities: LogProbabilities | None) -> bool:
-        """Append a token that the shell has delivered already. False, with the failure, where it cannot be one."""
+    def _take_first_tokens(self, sequence: Sequence, sampled: SequenceOf[SampledToken]) -> bool:
+        """Append the first of the tokens that the shell has delivered already. False, with the failure, where one of
+        them cannot be one."""
         context = sequence.context
-        if not 0 <= token < (context.vocab_size or token + 1):
-            self._end(sequence, Event.RELEASE)
-            error = TransferFailed(f"token {token} is not in the vocabulary of {context.vocab_size}", code="bad_token")
-            self._refuse(sequence.fence, error)
-            return False
-        context.update(token, log_probabilities)
+        for token in (each.token for each in sampled):
+            if not 0 <= token < (context.vocab_size or token + 1):
+                self._end(sequence, Event.RELEASE)
+                text = f"token {token} is not in the vocabulary of {context.vocab_size}"
+                self._refuse(sequence.fence, TransferFailed(text, code="bad_token"))
+                return False
+        context.update(sampled[0].token, sampled[0].log_probabilities)
         context.to_generation_output()
         return True
+
+    def _go_on_together(
+        self, first: Sequence, siblings: SequenceOf[SampledToken], event: Event, *, shared: bool
+    ) -> None:
+        for other, _ in self._fork(first, siblings, shared=shared):  # the shell has delivered their first tokens
+            if other.context.is_done:
+                self._go_on(other, Event.FINISH)
+        self._go_on(first, event)
 
     def _go_on(self, sequence: Sequence, event: Event) -> None:
         """Run from here, or end where the first token was the last."""
@@ -263,13 +346,16 @@ class DecodeScheduler:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _fail(self, sequence: Sequence, error: PronghornError) -> None:
+        """With all that belong to the same request."""
+        said_as = sequence.said_as
         if sequence.state is State.PULLING:
             self._apply(sequence, Event.FAIL)
             self._attempts.retire(sequence)
             self._ended.append(sequence.fence.request_id)
         else:
-            self._end(sequence, Event.FAIL)
-        self._refuse(sequence.fence, error)
+            for member in [sequence] if sequence.family is None else list(sequence.family.members):
+                self._end(member, Event.FAIL)
+        self._refuse(said_as, error)
 
     def _end(self, sequence: Sequence, event: Event) -> None:
         if sequence.state is State.WAITING:
@@ -279,6 +365,10 @@ class DecodeScheduler:
         if self._attempts.live(sequence.fence.request_id) is sequence:
             self._ended.append(sequence.fence.request_id)
         self._attempts.discard(sequence)
+        if sequence.family is not None:
+            sequence.family.members.remove(sequence)
+            if not sequence.family.members:
+                del self._families[sequence.family.fence.request_id]
         self._apply(sequence, event)
 
     def _apply(self, sequence: Sequence, event: Event) -> None:
@@ -341,7 +431,11 @@ class DecodeScheduler:
                 standing = [s for s in self._attempts if s.replica is replica and STAGES.get(s.state) is stage]
                 assert set(map(id, queue)) == set(map(id, standing)) and len(queue) == len(standing)
         waiting = [sequence for sequence in self._attempts if sequence.state is State.WAITING]
-        assert list(self._waiting) == waiting and all(sequence.replica is None for sequence in waiting)
+        assert set(map(id, self._waiting)) == set(map(id, waiting)) and len(self._waiting) == len(waiting)
+        arrivals = [sequence.arrival for sequence in self._waiting]
+        assert arrivals == sorted(arrivals) and all(sequence.replica is None for sequence in waiting)
+        members = {id(member) for family in self._families.values() for member in family.members}
+        assert members == {id(sequence) for sequence in self._attempts if sequence.family is not None}
 
     # --- small questions ---------------------------------------------------------------------------------------------
 

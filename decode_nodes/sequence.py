@@ -6,6 +6,9 @@
                  '--reserve here--> PREFILLING --prompt done--> DECODING
                                       PULLING --fail--> CONDEMNED --release--> (gone)
 
+Another choice of a request begins with the first tokens: WAITING --fork--> DECODING where there is room for it beside
+the first one, whose blocks it shares; else it waits as one that was preempted does.
+
 `Release` ends every state. A failure ends every state but PULLING at once: there the shell may still be writing, so
 that the blocks stay held until it says `Release`.
 """
@@ -35,6 +38,7 @@ class State(Enum):
 class Event(Enum):
     RESERVE = auto()
     RESERVE_HERE = auto()
+    FORK = auto()
     ADOPT = auto()
     PREFILL_HERE = auto()
     PROMPT_DONE = auto()
@@ -47,6 +51,8 @@ class Event(Enum):
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.WAITING, Event.RESERVE): State.PULLING,
     (State.WAITING, Event.RESERVE_HERE): State.PREFILLING,
+    (State.WAITING, Event.FORK): State.DECODING,
+    (State.WAITING, Event.FINISH): State.GONE,
     (State.WAITING, Event.FAIL): State.GONE,
     (State.WAITING, Event.RELEASE): State.GONE,
     (State.PULLING, Event.ADOPT): State.DECODING,
@@ -72,8 +78,18 @@ STAGES = {State.PULLING: Stage.PULLED, State.PREFILLING: Stage.PROMPT, State.DEC
 
 
 @dataclass(eq=False)
+class Family:
+    """The sequences of a request for several choices, from its first tokens on: those that have not ended."""
+
+    fence: Fence
+    """The request's: what is said of any of them is said under it."""
+    members: list["Sequence"]
+
+
+@dataclass(eq=False)
 class Sequence:
     fence: Fence
+    """Its own: a choice other than the first is a request of its own to the pools and the pipeline."""
     context: TextContext
     deadline: Deadline
     prefill_here: bool
@@ -85,6 +101,17 @@ class Sequence:
     """Where its blocks are, while it holds any."""
     reported: bool = False
     """Whether a `TokenDelta` has left, and with it the number of cached tokens."""
+    choice: int = 0
+    family: Family | None = None
+
+    @property
+    def said_as(self) -> Fence:
+        return self.fence if self.family is None else self.family.fence
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The newest is the first to be preempted."""
+        return self.arrival, self.choice
 
     def apply(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]

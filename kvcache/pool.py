@@ -80,9 +80,9 @@ class BlockPool:
         return self._by_hash.keys()
 
     def hold(self, block_id: BlockId) -> None:
-        """One more holder of a block that has a hash."""
+        """One more holder of a block that has a hash, or that somebody holds."""
         block = self._at(block_id)
-        assert block.hash is not None, f"{block} has no hash and cannot be shared"
+        assert block.hash is not None or block.holders, f"{block} is free and holds nothing that can be shared"
         if block.holders == 0:
             self._free.remove(block)
             self._cached -= 1

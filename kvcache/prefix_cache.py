@@ -3,7 +3,8 @@
 Knows owners (any hashable name), their tokens as numbers, and tables of blocks; never a request. Invariants (`check`):
 
 - a block's holders are exactly the tables that list it;
-- only full blocks whose keys and values are final are published; a partially filled block belongs to one table alone;
+- only full blocks whose keys and values are final are published or shared; a partially filled block belongs to one
+  table alone;
 - a shared block is never written: it is full, and every position of it lies below its owners' valid tokens;
 - a table only grows at its end (duplicates are not merged: `pool.py` says why);
 - where a block can be found by its hash, so can every block before it.
@@ -39,6 +40,8 @@ class _Table:
     """Leading blocks that `match` attached or `copy_from` took over."""
     published: int = 0
     """Leading blocks that are full, final and findable, those of `match` included."""
+    shared: int = 0
+    """Leading blocks that `fork` shared out: full and final, findable or not."""
 
 
 class PrefixCache:
@@ -137,6 +140,32 @@ class PrefixCache:
         table.cached = table.published = table.cached + len(copies)
         return copies
 
+    def can_fork(self, num_tokens: int, spare_blocks: int) -> bool:
+        """Whether `fork` finds a block for what is left of `num_tokens`, and leaves `spare_blocks` free."""
+        return (num_tokens % self.block_tokens > 0) + spare_blocks <= self._pool.num_free
+
+    def fork(self, owner: Hashable, child: Hashable, num_tokens: int) -> list[BlockCopy]:
+        """Open a table for `child` over the first `num_tokens` of `owner`, whose keys and values are final.
+
+        Full blocks are shared. What lies in a partial one comes in a copy, to be made before anybody writes a block,
+        into a block of the child's own; the caller asked `can_fork` first. ValueError where `child` holds blocks.
+        """
+        parent = self._table(owner)
+        full = num_tokens // self.block_tokens
+        assert num_tokens <= len(parent.blocks) * self.block_tokens, f"{owner} does not hold {num_tokens} tokens"
+        self.claim(child, parent.root)
+        table = self._table(child)
+        for block_id in parent.blocks[:full]:
+            self._pool.hold(block_id)
+        table.blocks += parent.blocks[:full]
+        table.hashes += parent.hashes[:full]
+        table.published = min(parent.published, full)
+        table.shared, parent.shared = full, max(parent.shared, full)
+        if num_tokens % self.block_tokens == 0:
+            return []
+        table.blocks += self._pool.take(1)
+        return [BlockCopy(parent.blocks[full], table.blocks[full])]
+
     def commit(self, owner: Hashable, tokens: NDArray[np.int64], valid_tokens: int) -> None:
         """Publish the full blocks among the first `valid_tokens`, whose keys and values are computed and final.
 
@@ -198,7 +227,8 @@ class PrefixCache:
                 assert self._pool.find(table.hashes[position]) is not None, f"{owner}: {position} cannot be found"
             else:
                 assert block_hash is None, f"{owner}: block {block_id} is findable before it was committed"
-                assert self._pool.holders(block_id) == 1, f"{owner}: unfinished block {block_id} is shared"
+                held_alone = position < table.shared or self._pool.holders(block_id) == 1
+                assert held_alone, f"{owner}: unfinished block {block_id} is shared"
 
     def _table(self, owner: Hashable) -> _Table:
         table = self._tables.get(owner)

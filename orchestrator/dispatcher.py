@@ -325,7 +325,9 @@ def _output(delta: Delta) -> TextGenerationOutput:
     return TextGenerationOutput(
         request_id=delta.fence.request_id,
         tokens=delta.tokens,
-        final_status=delta.status,
+        final_status=delta.choice_status or delta.status,
         log_probabilities=delta.log_probabilities,
         num_cached_tokens=delta.num_cached_tokens,
+        choice=delta.choice,
+        prompt_log_probabilities=delta.prompt_log_probabilities,
     )

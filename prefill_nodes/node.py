@@ -113,8 +113,10 @@ class PrefillNode:
             match event:
                 case ChunkReady():
                     held.hand_over.on_chunk(event)
-                case messages.FirstToken(token=token, log_probabilities=log_probabilities):
-                    held.hand_over.on_first_token(FirstToken(token, log_probabilities))
+                case messages.FirstToken():
+                    held.hand_over.on_first_token(
+                        FirstToken(event.token, event.log_probabilities, event.siblings, event.prompt_log_probabilities)
+                    )
                 case Failed(error=error):
                     held.hand_over.fail(error)
                 case _:

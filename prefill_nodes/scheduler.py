@@ -90,7 +90,11 @@ class PrefillScheduler:
     def _report_first_token(self, prompt: Prompt, output: TextGenerationOutput) -> None:
         self._apply(prompt, Event.FIRST_TOKEN)
         log_probabilities = output.log_probabilities[0] if output.log_probabilities else None
-        self._events.append(FirstToken(prompt.fence, output.tokens[0], log_probabilities))
+        self._events.append(
+            FirstToken(
+                prompt.fence, output.tokens[0], log_probabilities, output.siblings, output.prompt_log_probabilities
+            )
+        )
 
     def _report_complete_blocks(self, prompt: Prompt) -> None:
         if positions := prompt.take_complete(self._config.block_tokens):

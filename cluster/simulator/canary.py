@@ -17,6 +17,7 @@ from pipelines.runtime.request_failures import RequestFailures
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.pipeline import Pipeline
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import PronghornError
@@ -162,8 +163,11 @@ class CanaryPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationO
             return None
         token = next_token(context.tokens[:].tolist())
         log_probabilities = LogProbabilities([-1.0], [{token: -1.0}], [token]) if context.log_probabilities else None
+        choices = context.num_choices if context.num_generated_tokens == 0 else 1
         context.update(token, log_probabilities)
-        return context.to_generation_output()
+        output = context.to_generation_output()
+        output.siblings = [SampledToken((token + choice) % VOCAB_SIZE) for choice in range(1, choices)]
+        return output
 
     def release(self, request_id: RequestID) -> None:
         self.released.append(request_id)

@@ -53,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt plus output, in tokens; the model's own limit where unset."""
     enable_prefix_caching: bool = True
     hash_algo: Literal["sha256", "sha256_64", "ahash64"] = "sha256"
+    logits_processors: dict[str, str] = {}
+    """Functions that requests may name: where each is found, as `package.module:attribute` (`logits_processors.py`)."""
     report_period_s: float = 0.25
     stall_timeout_s: float = 60.0
     """An engine with work that reports nothing for this long counts as stuck."""

@@ -13,6 +13,7 @@ import msgspec
 from kvcache.journal import CacheChange
 from pipelines.types.batch import CompletedBatchStats
 from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_context import TextContext
 from pronghorn.errors import ErrorRecord
@@ -34,11 +35,13 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
-    """Decode: every wanted block has landed and was verified; `token` is the prompt's first output."""
+    """Decode: every wanted block has landed and was verified; `token` is the prompt's first output, `siblings` those of
+    the request's other choices."""
 
     fence: Fence
     token: int
     log_probabilities: LogProbabilities | None = None
+    siblings: list[SampledToken] = []
 
 
 class PrefillHere(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +53,7 @@ class PrefillHere(msgspec.Struct, frozen=True, tag=True):
     fence: Fence
     token: int | None = None
     log_probabilities: LogProbabilities | None = None
+    siblings: list[SampledToken] = []
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
@@ -102,16 +106,21 @@ class FirstToken(msgspec.Struct, frozen=True, tag=True):
     fence: Fence
     token: int
     log_probabilities: LogProbabilities | None = None
+    siblings: list[SampledToken] = []
+    prompt_log_probabilities: LogProbabilities | None = None
 
 
 class TokenDelta(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """New tokens of one sequence. A status other than ACTIVE is its last word; its blocks are free by then."""
+    """New tokens of one choice of the fence's request. A status other than ACTIVE is the choice's last word; its blocks
+    are free by then."""
 
     fence: Fence
     tokens: list[int]
     status: GenerationStatus = GenerationStatus.ACTIVE
     num_cached_tokens: int | None = None
     log_probabilities: list[LogProbabilities] | None = None
+    choice: int = 0
+    prompt_log_probabilities: LogProbabilities | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -71,6 +71,17 @@ class Replicas(Generic[WorkT]):
                 return replica
         return None
 
+    def fork(
+        self, replica: Replica[WorkT], owner: Hashable, child: Hashable, num_tokens: int, *, room_to_grow: bool
+    ) -> bool:
+        """Share the blocks of `owner`'s first `num_tokens` tokens with `child`, on the same replica; False, with
+        nothing held, where it has no slot or no block for that."""
+        spare_blocks = replica.slots if room_to_grow else 0
+        if replica.slots >= self._max_batch_size or not replica.cache.can_fork(num_tokens, spare_blocks):
+            return False
+        self._copies += replica.cache.fork(owner, child, num_tokens)
+        return True
+
     def take_copies(self) -> list[BlockCopy]:
         copies, self._copies = self._copies, []
         return copies

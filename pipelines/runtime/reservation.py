@@ -31,7 +31,8 @@ def reserve_prompt(
     if -(-needed_tokens // cache.block_tokens) - reusable_blocks > cache.stats().free:
         return None  # not even if all of it is cached: a prompt that waits is not hashed anew at each step
     cache.claim(owner, hasher.root(context.cache_salt))
-    cache.match(owner, context.tokens[:])
+    if not context.awaits_prompt_log_probabilities:  # every row of such a prompt is to be computed
+        cache.match(owner, context.tokens[:])
     if not cache.can_reserve(owner, needed_tokens):
         cache.release(owner)
         return None

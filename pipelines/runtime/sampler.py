@@ -4,17 +4,24 @@ Greedy, or one uniform number per token turned into a token by the inverse of th
 is a pure function of (seed, position): Philox4x64 with the seed as key and the position as counter (Salmon et al.
 2011). So the same seed gives the same text whatever else is in the batch, on whichever node, after any preemption.
 
-Order, as in vLLM: penalties, masking of end tokens below min_new_tokens, log probabilities, temperature, min_p, top_k,
-top_p. Knows nothing of models or blocks.
+Order: penalties, logit_bias, the operator's processors, masking of end tokens below min_new_tokens, log probabilities,
+temperature, min_p, top_k, top_p. Log probabilities of the prompt's tokens are of the logits as they come. Knows nothing
+of models or blocks.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.runtime.logits_processors import LogitsProcessor
 from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.sampling import SamplingParams
 from pipelines.types.text_context import TextContext
+from pronghorn.errors import InternalError
 
+NO_PROCESSORS: Mapping[str, LogitsProcessor] = {}
 _UINT64 = 2**64 - 1
 _GREEDY_BELOW = 1e-5
 """A lower temperature means the most likely token, as in vLLM: a quotient by less soon leaves float32."""
@@ -24,21 +31,62 @@ _USUALLY_ENOUGH = 1024
 """Tokens that hold top_p of the probability, nearly always."""
 
 
-def sample(context: TextContext, logits: NDArray[np.float32]) -> tuple[int, LogProbabilities | None]:
-    """The token after `context`, from finite `logits` [vocab], which are not changed."""
-    params = context.sampling_params
-    if params.needs_penalties or context.below_min_new_tokens:
-        logits = logits.copy()
-        _penalise(logits, context)
-        if context.below_min_new_tokens:
-            ends = [token for token in context.eos_tracker.eos_token_ids if token < len(logits)]
-            if len(ends) < len(logits):
-                logits[ends] = -np.inf
-    if params.top_k == 1 or params.temperature < _GREEDY_BELOW:
+def sample(
+    context: TextContext, logits: NDArray[np.float32], processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS
+) -> list[SampledToken]:
+    """The token after `context`, from finite `logits` [vocab], which are not changed.
+
+    Behind the prompt of a request for several choices: the first tokens of all of them, in order. Raises InternalError
+    where a processor fails.
+    """
+    logits = _adjusted(context, logits, processors)
+    choices = context.num_choices if context.num_generated_tokens == 0 else 1
+    return [_sample(context, logits, context.sampling_params.for_choice(choice)) for choice in range(choices)]
+
+
+def _sample(context: TextContext, logits: NDArray[np.float32], params: SamplingParams) -> SampledToken:
+    temperature = context.temperature
+    if params.top_k == 1 or temperature < _GREEDY_BELOW:
         token = int(np.argmax(logits))
     else:
-        token = _draw(logits, params, uniform(params.seed, len(context.tokens)))
-    return token, _log_probabilities(logits, token, context.log_probabilities) if context.log_probabilities else None
+        token = _draw(logits, params, temperature, uniform(params.seed, len(context.tokens)))
+    top = context.log_probabilities
+    return SampledToken(token, _log_probabilities(logits[None], [token], top) if top else None)
+
+
+def prompt_log_probabilities(logits: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> LogProbabilities:
+    """Of `tokens` [n], each under its row of `logits` [n, vocab]: what the model thought of the prompt that it read."""
+    return _log_probabilities(logits, tokens.tolist(), top)
+
+
+def _adjusted(
+    context: TextContext, logits: NDArray[np.float32], processors: Mapping[str, LogitsProcessor]
+) -> NDArray[np.float32]:
+    params = context.sampling_params
+    names, masked = params.logits_processors or (), context.below_min_new_tokens
+    if not (params.needs_penalties or params.logit_bias or names or masked):
+        return logits
+    logits = logits.copy()
+    _penalise(logits, context)
+    for token, bias in (params.logit_bias or {}).items():
+        if token < len(logits):
+            logits[token] += bias
+    for name in names:
+        _process(name, processors[name], context, logits)
+    if masked:
+        ends = [token for token in context.eos_tracker.eos_token_ids if token < len(logits)]
+        if len(ends) < len(logits):
+            logits[ends] = -np.inf
+    return logits
+
+
+def _process(name: str, processor: LogitsProcessor, context: TextContext, logits: NDArray[np.float32]) -> None:
+    try:
+        processor(context.tokens.all, context.original_prompt_length, logits)
+    except Exception as error:  # somebody else's code, which must not end the engine
+        raise InternalError(f"the logits processor {name!r} failed: {error!r}") from error
+    if np.isnan(logits).any() or not np.isfinite(logits.max()):
+        raise InternalError(f"the logits processor {name!r} left no logits to choose by")
 
 
 def uniform(seed: int, position: int) -> float:
@@ -63,9 +111,9 @@ def _penalise(logits: NDArray[np.float32], context: TextContext) -> None:
         logits[tokens] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty
 
 
-def _draw(logits: NDArray[np.float32], params: SamplingParams, number: float) -> int:
+def _draw(logits: NDArray[np.float32], params: SamplingParams, temperature: float, number: float) -> int:
     """The token at `number`, in [0, 1), of the cumulative distribution over the tokens that stay."""
-    weights = np.exp((logits - logits.max()) / np.float32(params.temperature)).astype(np.float64)  # the best has 1
+    weights = np.exp((logits - logits.max()) / np.float32(temperature)).astype(np.float64)  # the best has 1
     if params.min_p > 0.0:
         weights[weights < params.min_p] = 0.0
     total = float(weights.sum())
@@ -97,13 +145,18 @@ def _most_likely(weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     return few[np.argsort(-weights[few], kind="stable")][:count]
 
 
-def _log_probabilities(logits: NDArray[np.float32], token: int, top: int) -> LogProbabilities:
-    """Of the distribution before temperature and truncation; the `top` most likely, and the sampled one."""
-    largest = float(logits.max())
-    normaliser = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
-    top = min(top, len(logits))
-    best = np.argpartition(-logits, top - 1)[:top]
-    best = best[np.lexsort((best, -logits[best]))]
-    entries = {int(t): float(logits[t]) - normaliser for t in best}
-    entries.setdefault(token, float(logits[token]) - normaliser)
-    return LogProbabilities([entries[token]], [entries], [token])
+def _log_probabilities(logits: NDArray[np.float32], tokens: list[int], top: int) -> LogProbabilities:
+    """Of the distributions before temperature and truncation, [n, vocab]; the `top` most likely of each, and its
+    token."""
+    largest = logits.max(axis=1)
+    exponentials = np.exp(logits - largest[:, None], dtype=np.float32)
+    normalisers = largest.astype(np.float64) + np.log(exponentials.sum(axis=1, dtype=np.float64))
+    top = min(top, logits.shape[1])
+    best = np.argpartition(-logits, top - 1, axis=1)[:, :top]
+    entries: list[dict[int, float]] = []
+    for row, normaliser, few, token in zip(logits, normalisers, best, tokens, strict=True):
+        few = few[np.lexsort((few, -row[few]))]
+        of_row = {int(t): float(row[t]) - float(normaliser) for t in few}
+        of_row.setdefault(token, float(row[token]) - float(normaliser))
+        entries.append(of_row)
+    return LogProbabilities([e[t] for e, t in zip(entries, tokens, strict=True)], entries, tokens)

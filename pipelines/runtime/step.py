@@ -37,7 +37,8 @@ class Step:
 def build_step(contexts: Sequence[TextContext], tables: Sequence[Sequence[int]], block_tokens: int) -> Step:
     """Of the active windows of `contexts`, whose KV goes into the blocks of `tables`, context by context.
 
-    A window that ends its sequence is sampled; a chunk is not.
+    A window that ends its sequence is sampled by its last row; a chunk is not. Of a prompt whose log probabilities are
+    asked for every row is.
     """
     lengths = np.array([context.tokens.active_length for context in contexts], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -51,7 +52,6 @@ def build_step(contexts: Sequence[TextContext], tables: Sequence[Sequence[int]],
         row[:needed] = table[:needed]
     positions = np.concatenate([np.arange(first, end) for first, end in zip(firsts, ends, strict=True)])
     owners = np.repeat(np.arange(len(contexts)), lengths)
-    sampled = [row for row, context in enumerate(contexts) if not context.tokens.actively_chunked]
     return Step(
         token_ids=np.concatenate([context.tokens.active for context in contexts]),
         positions=positions,
@@ -59,5 +59,13 @@ def build_step(contexts: Sequence[TextContext], tables: Sequence[Sequence[int]],
         starts=starts,
         contexts=ends,
         tables=padded,
-        sample_rows=starts[1:][sampled] - 1,
+        sample_rows=np.concatenate([first + sampled_rows(c) for first, c in zip(starts[:-1], contexts, strict=True)]),
     )
+
+
+def sampled_rows(context: TextContext) -> NDArray[np.int64]:
+    """Which rows of its window have their logits looked at, ascending."""
+    length = context.tokens.active_length
+    if context.awaits_prompt_log_probabilities:
+        return np.arange(length)
+    return np.array([] if context.tokens.actively_chunked else [length - 1], dtype=np.int64)

@@ -22,9 +22,10 @@ from pipelines.runtime.attention import PlainAttention
 from pipelines.runtime.compiled_decoder import CompiledDecoder
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.kv_layout import layout_of
+from pipelines.runtime.logits_processors import load_processors
 from pipelines.runtime.request_failures import RequestFailures
-from pipelines.runtime.sampler import sample
-from pipelines.runtime.step import Step, build_step
+from pipelines.runtime.sampler import prompt_log_probabilities, sample
+from pipelines.runtime.step import Step, build_step, sampled_rows
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.pipeline import Pipeline
 from pipelines.types.text_context import TextContext
@@ -60,6 +61,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         self.vocab_size = model.vocab_size
         self.max_length = min(config.max_length or model.max_positions, model.max_positions)
         self._config = config
+        self._processors = load_processors(config.logits_processors)
         self._tables = tables
         self._pool = paged_view(memory, self.layout)
         weights = open_weights(folder)
@@ -95,23 +97,54 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
                 contexts.append(context)
             else:
                 failures[context.request_id] = error
-        rows = iter(self._logits(contexts))
+        logits = self._logits(contexts)
+        first = 0
         for context in contexts:
-            if context.tokens.actively_chunked:
-                context.update(0)
-                continue
-            row = next(rows)
-            if not np.isfinite(row).all():
-                failures[context.request_id] = InternalError("the model computed logits that are not finite")
-                continue
-            context.update(*sample(context, row))
-            outputs[context.request_id] = context.to_generation_output()
+            count = len(sampled_rows(context))
+            rows, first = logits[first : first + count], first + count
+            try:
+                if (output := self._advance(context, rows)) is not None:
+                    outputs[context.request_id] = output
+            except InternalError as error:
+                failures[context.request_id] = error
         if failures:
             raise RequestFailures(failures, outputs)
         return outputs
 
+    def _advance(self, context: TextContext, rows: NDArray[np.float32]) -> TextGenerationOutput | None:
+        """`rows` are the logits of `sampled_rows`. None behind a chunk. Raises InternalError; the context is as it was
+        then."""
+        if not np.isfinite(rows).all():
+            raise InternalError("the model computed logits that are not finite")
+        chunked = context.tokens.actively_chunked
+        sampled = [] if chunked else sample(context, rows[-1], self._processors)
+        if context.awaits_prompt_log_probabilities:
+            self._note_prompt(context, rows if chunked else rows[:-1])
+        if chunked:
+            context.update(0)
+            return None
+        context.update(sampled[0].token, sampled[0].log_probabilities)
+        output = context.to_generation_output()
+        output.siblings = sampled[1:]
+        return output
+
+    def _note_prompt(self, context: TextContext, rows: NDArray[np.float32]) -> None:
+        """Row i of the window is what the model expects in the place behind it."""
+        if len(rows) == 0:
+            return
+        first = context.tokens.processed_length + 1
+        following = context.tokens[first : first + len(rows)]
+        entries = prompt_log_probabilities(rows, following, context.log_probabilities)
+        context.note_prompt_log_probabilities(entries)
+
     def _refusal(self, context: TextContext) -> InvalidRequest | None:
         """An id outside the vocabulary would read outside the embeddings, and take the whole batch with it."""
+        for name in context.sampling_params.logits_processors or ():
+            if name not in self._processors:
+                known = ", ".join(self._processors) or "none"
+                return InvalidRequest(
+                    f"logits_processors has {name!r}; this engine has: {known}", param="logits_processors"
+                )
         active = context.tokens.active
         if 0 <= active.min() and active.max() < self.vocab_size:
             return None
@@ -119,7 +152,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         return InvalidRequest(f"token {wrong} is not in the vocabulary, 0 to {self.vocab_size - 1}", param="prompt")
 
     def _logits(self, contexts: Sequence[TextContext]) -> NDArray[np.float32]:
-        """[contexts whose window ends there, vocab]"""
+        """[rows that are sampled, of all contexts in order, vocab]"""
         if not contexts:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         tables = [self._tables.table(context.request_id) for context in contexts]

@@ -66,6 +66,10 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     status: GenerationStatus = GenerationStatus.ACTIVE
     num_cached_tokens: int | None = None
     log_probabilities: list[LogProbabilities] | None = None
+    choice: int = 0
+    choice_status: GenerationStatus | None = None
+    """How this choice ended, where others of its attempt go on."""
+    prompt_log_probabilities: LogProbabilities | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ Knows nothing of frames or sockets.
 import msgspec
 
 from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.sampled_token import SampledToken
 from pronghorn.errors import ErrorRecord
 
 
@@ -27,6 +28,10 @@ class FirstToken(msgspec.Struct, frozen=True, tag=True):
 
     token: int
     log_probabilities: LogProbabilities | None = None
+    siblings: list[SampledToken] = []
+    """The first tokens of the request's other choices, in order."""
+    prompt_log_probabilities: LogProbabilities | None = None
+    """Of the prompt's tokens from the second on, where they were asked for."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

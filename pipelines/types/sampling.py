@@ -7,7 +7,7 @@ a user sent and what the model's folder recommends comes from `from_input_and_ge
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipelines.types.invalid_value import InvalidValue
@@ -33,6 +33,7 @@ class SamplingParamsInput:
     detokenize: bool | None = None
     seed: int | None = None
     logits_processors: list[str] | None = None
+    logit_bias: dict[int, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,9 @@ class SamplingParamsGenerationConfigDefaults:
 _WIRE_LOW, _WIRE_HIGH = -(2**63), 2**63 - 1
 """What an integer may be on the wire."""
 
+LARGEST_BIAS = 100.0
+"""Of `logit_bias`, either way, as OpenAI has it: it all but forbids a token, or all but forces it."""
+
 
 def _require(ok: bool, name: str, value: object, bound: str) -> None:
     if not ok:
@@ -90,8 +94,9 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     temperature: float = 1.0
-    """0 is greedy and sets top_k to 1."""
+    """0 is greedy and sets top_k to 1, unless a thinking region has a temperature of its own."""
     thinking_temperature: float | None = None
+    """Inside a thinking region, in place of `temperature`."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -106,6 +111,8 @@ class SamplingParams:
     """0 is a seed like any other."""
     logits_processors: list[str] | None = None
     """Names that the configuration knows; a callable never crosses a process."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these tokens, before everything else."""
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -115,7 +122,7 @@ class SamplingParams:
         # None comes from callers that pass a user's field on: it means the default.
         self.top_k = -1 if self.top_k is None or self.top_k == 0 else self.top_k
         self.top_p = 1.0 if self.top_p is None else self.top_p
-        if self.temperature == 0:
+        if self.temperature == 0 and not self.thinking_temperature:
             self.top_k = 1
 
     def _validate(self) -> None:
@@ -138,6 +145,16 @@ class SamplingParams:
         _require(all(self.stop or ["-"]), "stop", self.stop, "strings of one character or more")
         for token in self.stop_token_ids or []:
             _require_count("stop_token_ids", token)
+        for token, bias in (self.logit_bias or {}).items():
+            _require_count("logit_bias", token)
+            _require_number("logit_bias", bias, -LARGEST_BIAS, LARGEST_BIAS)
+
+    def for_choice(self, choice: int) -> "SamplingParams":
+        """Of the `choice`-th sequence of a request for several: its seed is `seed` + `choice`, so that it says what a
+        request for one sequence with that seed says. Wraps around at the ends of 64 bits."""
+        if choice == 0:
+            return self
+        return replace(self, seed=(self.seed + choice - _WIRE_LOW) % 2**64 + _WIRE_LOW)
 
     @property
     def needs_penalties(self) -> bool:

@@ -4,14 +4,17 @@ Knows nothing of blocks, nodes or text. It crosses processes whole (`wire.py`), 
 it validates and draws nothing at random.
 """
 
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pipelines.text.thinking_region import ThinkingMarkers, is_thinking
 from pipelines.types.context import BaseContext as BaseContext
 from pipelines.types.eos import EOSTracker
 from pipelines.types.grammar_state import GrammarState
 from pipelines.types.invalid_value import InvalidValue
 from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.sampling import SamplingParams
 from pipelines.types.speculation import SpeculativeDecodingState
 from pipelines.types.status import GenerationStatus
@@ -38,6 +41,11 @@ class TextContext:
     log_probabilities: int = 0
     """How many of the most likely tokens to report at each position; 0 is off."""
     log_probabilities_echo: bool = False
+    """Whether the prompt's tokens are reported too. Such a prompt is computed whole, whatever is cached."""
+    num_choices: int = 1
+    """Sequences to generate from the one prompt; choice i draws with the seed + i."""
+    thinking_markers: ThinkingMarkers | None = None
+    """Where `thinking_temperature` applies."""
     ignore_eos: bool = False
     json_schema: str | None = None
     """JSON text."""
@@ -61,6 +69,8 @@ class TextContext:
     """W3C trace headers."""
     _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)
     """By position of the sampled token, until it is streamed."""
+    _prompt_log_probabilities: LogProbabilities | None = None
+    """Of the prompt's tokens from the second on, as far as it is computed, until it is streamed."""
     _is_initial_prompt: bool = True
     _is_padding_ctx: bool = False
     _draft_offset: int = 0
@@ -74,6 +84,8 @@ class TextContext:
 
     def __post_init__(self) -> None:
         self.original_prompt_length = self.original_prompt_length or self.tokens.prompt_length
+        if self.num_choices < 1:
+            raise InvalidValue("num_choices", self.num_choices, "a whole number, 1 or more")
         shortest = self.original_prompt_length + self.sampling_params.min_new_tokens
         if shortest > self.max_length:
             raise InvalidValue(
@@ -105,6 +117,20 @@ class TextContext:
     def below_min_new_tokens(self) -> bool:
         """While this is so, the sampler masks `eos_tracker.eos_token_ids`."""
         return self.num_generated_tokens < self.sampling_params.min_new_tokens
+
+    @property
+    def temperature(self) -> float:
+        """Of the next token."""
+        params = self.sampling_params
+        if params.thinking_temperature is None or self.thinking_markers is None:
+            return params.temperature
+        return (
+            params.thinking_temperature if is_thinking(self.tokens.all, self.thinking_markers) else params.temperature
+        )
+
+    @property
+    def awaits_prompt_log_probabilities(self) -> bool:
+        return self.log_probabilities_echo and self.log_probabilities > 0 and self.num_generated_tokens == 0
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -145,6 +171,36 @@ class TextContext:
     def _awaits_token(self) -> bool:
         return self.tokens[-1] == FUTURE_TOKEN
 
+    def note_prompt_log_probabilities(self, entries: LogProbabilities) -> None:
+        """Of the next tokens of the prompt, in the order of their positions."""
+        known = self._prompt_log_probabilities
+        if known is None:
+            self._prompt_log_probabilities = entries
+            return
+        known.token_log_probabilities += entries.token_log_probabilities
+        known.top_log_probabilities += entries.top_log_probabilities
+        known.sampled_token_ids += entries.sampled_token_ids
+
+    def sibling(self, choice: int, first: SampledToken) -> "TextContext":
+        """Another choice of this request, behind its own first token, which waits to be streamed. This one is behind
+        its first token too. The other has a request id of its own, `<id>/<choice>`."""
+        assert self.num_generated_tokens == 1, f"{self.request_id} has {self.num_generated_tokens} tokens of its own"
+        other = replace(
+            self,
+            request_id=RequestID(f"{self.request_id}/{choice}"),
+            tokens=TokenBuffer(self.tokens[: self.original_prompt_length].copy()),
+            sampling_params=self.sampling_params.for_choice(choice),
+            status=GenerationStatus.ACTIVE,
+            num_choices=1,
+            log_probabilities_echo=False,
+            grammar_state=deepcopy(self.grammar_state),
+            _log_probabilities_data={},
+            _prompt_log_probabilities=None,
+            _is_initial_prompt=True,
+        )
+        other.update(first.token, first.log_probabilities)
+        return other
+
     def _append(self, token: int) -> None:
         self.tokens.advance_with_token(token)
         self._is_initial_prompt = False
@@ -171,8 +227,12 @@ class TextContext:
                 raise InternalError(f"request {self.request_id}: token {token} is not in 0..{self.vocab_size}")
         data = self._log_probabilities_data
         found = [data.pop(position) for position in range(first, first + len(taken)) if position in data]
+        prompt_log_probabilities = None
+        if taken:
+            prompt_log_probabilities, self._prompt_log_probabilities = self._prompt_log_probabilities, None
         return TextGenerationOutput(
             request_id=self.request_id,
+            prompt_log_probabilities=prompt_log_probabilities,
             tokens=taken,
             final_status=self.status,
             log_probabilities=found or None,
@@ -186,6 +246,7 @@ class TextContext:
         """
         self.tokens.reset_as_new_prompt(self.pending_future_count)
         self._is_initial_prompt = True
+        self._prompt_log_probabilities = None
         self._spec_decoding_state = None
         self._draft_offset = 0
 

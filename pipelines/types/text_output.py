@@ -1,9 +1,10 @@
 """What a text pipeline gives back for one sequence after one step, or after several merged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.status import GenerationStatus
 from pronghorn.ids import RequestID
 
@@ -17,6 +18,12 @@ class TextGenerationOutput:
     log_probabilities: list[LogProbabilities] | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens whose KV was not computed for this request."""
+    choice: int = 0
+    """Which of the request's sequences this is of."""
+    siblings: list[SampledToken] = field(default_factory=list)
+    """The first tokens of the request's other choices, in order, beside that of the first one."""
+    prompt_log_probabilities: LogProbabilities | None = None
+    """Of the prompt's tokens from the second on; once, with the first token."""
 
     @property
     def is_done(self) -> bool:
@@ -39,4 +46,7 @@ class TextGenerationOutput:
             final_status=outputs[-1].final_status,
             log_probabilities=[entry for entries in present for entry in entries] if present else None,
             num_cached_tokens=outputs[0].num_cached_tokens,
+            choice=outputs[0].choice,
+            siblings=outputs[0].siblings,
+            prompt_log_probabilities=outputs[0].prompt_log_probabilities,
         )

@@ -282,3 +282,47 @@ def test_what_was_copied_is_released_and_reused_as_any_block_is(pair):
     there.release("a")
     assert (here.stats(), there.stats()) == (PoolStats(10, 10, 0, 2), PoolStats(10, 10, 0, 2))
     assert run(here, "c", tokens(9)) == 8
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("length", "copies"), [(8, 0), (10, 1)])
+def test_a_fork_shares_full_blocks_and_copies_the_partial_one(caching, length, copies):
+    cache = PrefixCache(10, HASHER, enable_prefix_caching=caching)
+    run(cache, "a", tokens(length))
+    ordered = cache.fork("a", "b", length)
+    cache.check()
+    assert cache.table("b")[:2] == cache.table("a")[:2]
+    assert [(copy.source, copy.destination) for copy in ordered] == list(
+        zip(cache.table("a")[2:], cache.table("b")[2:], strict=True)
+    )
+    assert len(ordered) == copies and cache.stats().held == 2 + 2 * copies
+    cache.release("a")
+    cache.check()
+    assert cache.stats().held == 2 + copies, "what is shared stays for whoever is left"
+    cache.release("b")
+    cache.check()
+    assert cache.stats().free == 10
+
+
+def test_forks_grow_apart_and_publish_what_is_their_own(cache):
+    prompt = tokens(6)
+    run(cache, "a", prompt)
+    cache.fork("a", "b", 6)
+    mine, theirs = np.append(prompt, tokens(6, 50)), np.append(prompt, tokens(6, 70))
+    for owner, sequence in (("a", mine), ("b", theirs)):
+        cache.reserve(owner, 12)
+        cache.commit(owner, sequence, 12)
+        cache.check()
+    cache.release("a")
+    cache.release("b")
+    assert run(cache, "c", np.append(theirs, 1)) == 12
+    assert run(cache, "d", np.append(mine, 1)) == 12
+
+
+def test_whether_a_fork_finds_room_is_asked_first(cache):
+    run(cache, "a", tokens(34))
+    assert cache.can_fork(34, spare_blocks=0) and not cache.can_fork(34, spare_blocks=1)
+    assert cache.can_fork(32, spare_blocks=1)

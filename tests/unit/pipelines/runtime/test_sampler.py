@@ -3,11 +3,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.runtime.sampler import sample, uniform
+from pipelines.runtime.logits_processors import LogitsProcessor
+from pipelines.runtime.sampler import prompt_log_probabilities, uniform
+from pipelines.runtime.sampler import sample as sample_choices
+from pipelines.text.thinking_region import ThinkingMarkers
 from pipelines.types.eos import EOSTracker
+from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.sampling import SamplingParams
 from pipelines.types.text_context import TextContext
 from pipelines.types.token_buffer import TokenBuffer
+from pronghorn.errors import InternalError
+from tests.fakes import logits_processors
 
 LOGITS = np.log(np.array([0.5, 0.2, 0.15, 0.1, 0.05], dtype=np.float32))
 
@@ -22,6 +28,12 @@ def context_of(prompt: list[int] | None = None, generated: list[int] | None = No
     for token in generated or []:
         context.tokens.advance_with_token(token)
     return context
+
+
+def sample(context: TextContext, logits: np.ndarray) -> tuple[int, LogProbabilities | None]:
+    """The one token of a request for one sequence."""
+    (sampled,) = sample_choices(context, logits)
+    return sampled.token, sampled.log_probabilities
 
 
 def drawn(logits: np.ndarray, count: int = 2000, **params: Any) -> np.ndarray:
@@ -161,3 +173,66 @@ class TestExtremes:
             assert found == {0}
         else:
             assert 1 in found and found <= {0, 1, 2}
+
+
+class TestBiasAndProcessors:
+    def test_a_bias_forbids_or_forces_a_token(self) -> None:
+        assert sample(context_of(logit_bias={0: -100.0}, temperature=0.0), LOGITS)[0] == 1
+        assert sample(context_of(logit_bias={4: 100.0}, temperature=0.0), LOGITS)[0] == 4
+
+    def test_a_bias_changes_nothing_for_others(self) -> None:
+        before = LOGITS.copy()
+        sample(context_of(logit_bias={4: 3.5}), LOGITS)
+        assert (LOGITS == before).all()
+
+    def test_named_processors_are_applied_in_the_order_that_was_asked(self) -> None:
+        order = []
+
+        def noting(name: str):  # type: ignore[no-untyped-def]
+            return lambda tokens, prompt_length, logits: order.append((name, tokens.tolist(), prompt_length))
+
+        context = context_of([3], [1, 2], logits_processors=["b", "a"])
+        sample_choices(context, LOGITS, {"a": noting("a"), "b": noting("b")})
+        assert order == [("b", [3, 1, 2], 1), ("a", [3, 1, 2], 1)]
+
+    @pytest.mark.parametrize("processor", [logits_processors.fail, logits_processors.forbid_everything])
+    def test_a_processor_that_fails_is_named_and_ends_only_its_request(self, processor: LogitsProcessor) -> None:
+        with pytest.raises(InternalError, match="'mine'"):
+            sample_choices(context_of(logits_processors=["mine"]), LOGITS, {"mine": processor})
+
+
+class TestThinkingTemperature:
+    def test_it_applies_inside_the_region_only(self) -> None:
+        def tokens(prompt: list[int]) -> set[int]:
+            contexts = [context_of(prompt, seed=s, temperature=0.0, thinking_temperature=1.0) for s in range(60)]
+            for context in contexts:
+                context.thinking_markers = ThinkingMarkers([7], [8])
+            return {sample(context, LOGITS)[0] for context in contexts}
+
+        assert tokens([1, 2]) == tokens([7, 1, 8]) == {0}
+        assert len(tokens([7, 1])) > 2
+
+
+class TestChoices:
+    def test_choice_i_begins_as_a_request_with_the_seed_plus_i(self) -> None:
+        context = context_of(seed=40)
+        context.num_choices = 6
+        assert [s.token for s in sample_choices(context, LOGITS)] == [
+            sample(context_of(seed=40 + i), LOGITS)[0] for i in range(6)
+        ]
+
+    def test_seeds_wrap_around_at_the_ends_of_64_bits(self) -> None:
+        assert SamplingParams(seed=2**63 - 1).for_choice(1).seed == -(2**63)
+
+    def test_behind_the_first_tokens_there_is_one_a_context(self) -> None:
+        context = context_of(generated=[2])
+        context.num_choices = 6
+        assert len(sample_choices(context, LOGITS)) == 1
+
+
+def test_log_probabilities_of_the_prompt_are_those_of_each_row() -> None:
+    rows = np.stack([LOGITS, LOGITS[::-1]])
+    found = prompt_log_probabilities(rows, np.array([2, 4]), top=1)
+    assert found.token_log_probabilities == pytest.approx(np.log([0.15, 0.5]).tolist(), abs=1e-6)
+    assert [set(entries) for entries in found.top_log_probabilities] == [{0, 2}, {4}]
+    assert found.sampled_token_ids == [2, 4]

@@ -291,3 +291,44 @@ def test_a_missing_tensor_is_named(grouped: tuple[Path, Any], tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(json.loads((grouped[0] / "config.json").read_text())))
     with pytest.raises(ConfigurationError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         Engine(tmp_path)
+
+
+@pytest.mark.conformance(69)
+@pytest.mark.parametrize("chunk", [None, 5, 16])
+def test_log_probabilities_of_the_prompt_are_those_of_transformers(
+    grouped: tuple[Path, Any], new_engine: NewEngine, chunk: int | None
+) -> None:
+    folder, model = grouped
+    engine, prompt = new_engine(folder), prompt_of(40)
+    context = context_of(prompt)
+    context.log_probabilities, context.log_probabilities_echo = 2, True
+    beside = context_of(prompt_of(7))
+    outputs: dict[RequestID, Any] = {}
+    while not outputs.get(context.request_id):
+        if chunk is not None and context.tokens.active_length > chunk:
+            context.tokens.chunk(chunk)
+        outputs = engine.step(beside, context)
+    found = outputs[context.request_id].prompt_log_probabilities
+    logits = torch.from_numpy(reference_logits(model, prompt)).double()
+    expected = torch.log_softmax(logits, dim=-1).numpy()[np.arange(39), prompt[1:]]
+    assert found.sampled_token_ids == prompt[1:].tolist()
+    assert np.abs(np.array(found.token_log_probabilities) - expected).max() < 1e-4
+    assert all(2 <= len(entries) <= 3 for entries in found.top_log_probabilities)
+    assert engine.step(context)[context.request_id].prompt_log_probabilities is None, "said once"
+
+
+def test_a_processor_that_fails_or_is_unknown_fails_its_request_alone(
+    grouped: tuple[Path, Any], new_engine: NewEngine
+) -> None:
+    places = {"fail": "tests.fakes.logits_processors:fail", "once": "tests.fakes.logits_processors:no_repeat"}
+    engine = new_engine(grouped[0], logits_processors=places)
+    broken, unknown, fine = (context_of(prompt_of(9), logits_processors=[n]) for n in ("fail", "nobody", "once"))
+    with pytest.raises(RequestFailures) as raised:
+        engine.step(broken, unknown, fine)
+    assert isinstance(raised.value.failures[broken.request_id], InternalError)
+    assert isinstance(raised.value.failures[unknown.request_id], InvalidRequest)
+    assert list(raised.value.outputs) == [fine.request_id]
+    for _ in range(20):
+        engine.step(fine)
+    generated = fine.tokens.generated.tolist()
+    assert len(set(generated)) == len(generated) == 21

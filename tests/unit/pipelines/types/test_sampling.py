@@ -149,6 +149,7 @@ def test_every_default() -> None:
         "stop_token_ids": None,
         "detokenize": True,
         "logits_processors": None,
+        "logit_bias": None,
     }
 
 
