@@ -76,6 +76,17 @@ class Terminal:
         with contextlib.suppress(OSError):
             self._show(announcement)
 
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Ends the stage in progress, as failed where an error leaves it."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._drop_stage()
+            raise
+        self(Announcement("ended"))
+
     def _show(self, announcement: Announcement) -> None:
         text = escape(announcement.text)  # an error may quote a [path], which is no markup
         match announcement.kind:

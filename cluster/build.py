@@ -21,6 +21,8 @@ HEALTH_CHECK_TIMEOUT_S = 10.0
 SHUTDOWN_MARGIN_S = 20.0
 """What a replica may take to stop beyond its drain; Serve then kills it."""
 CONSTRUCTOR_RETRIES = 3
+ONE_MORE_PERCENT = 1
+"""How many replicas a rolling change may start before it stops old ones; Serve rounds up, to one."""
 NODE_REQUESTS = 16
 """Calls through Serve handles that a node takes at once. Nobody makes any; its work comes by gRPC."""
 
@@ -38,19 +40,23 @@ def app(args: dict[str, Any]) -> Application:
         num_replicas=service.orchestrators,
         max_ongoing_requests=2 * service.max_in_flight,
         ray_actor_options={"num_cpus": 0},
+        max_surge_percent=ONE_MORE_PERCENT,
         **_lifecycle(service),
     )
     return ingress.bind(orchestrator, *nodes)
 
 
 def _node(deployment: type, name: str, replicas: int, service: ServiceConfig) -> Application:
+    on_gpu = service.device == "cuda"
     return serve.deployment(
         deployment,
         name=name,
         num_replicas=replicas,
         max_ongoing_requests=NODE_REQUESTS,
         # The engine's threads are set by us, and two engines may share a core: CPUs are no resource here, GPUs are.
-        ray_actor_options={"num_cpus": 0, "num_gpus": 1 if service.device == "cuda" else 0},
+        ray_actor_options={"num_cpus": 0, "num_gpus": 1 if on_gpu else 0},
+        # A new node waits for ever for a GPU where none is spare; there the old one goes first.
+        max_surge_percent=0 if on_gpu else ONE_MORE_PERCENT,
         **_lifecycle(service),
     ).bind({"node": config.node(service)})
 

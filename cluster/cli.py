@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -11,11 +12,12 @@ import typer
 from rich.console import Console
 
 from cluster import chat as conversation
-from cluster import config, signals
+from cluster import config, scaling, signals
 from cluster import drain as leaving
 from cluster import status as state_of_cluster
 from cluster.announce import Announcement, Terminal
 from cluster.config import DEFAULT_CLUSTER_NAME, DEFAULT_PORT, ClusterConfig
+from cluster.driver import Change
 from cluster.launch import prepare
 from cluster.model import find, served_name
 from cluster.run_folder import Run, RunFolder, RunState, names
@@ -163,20 +165,49 @@ def drain(
         float | None,
         typer.Option(help="Seconds for what runs there; the rest goes on elsewhere.", show_default="--drain-timeout"),
     ] = None,
+    replace: Annotated[bool, typer.Option(help="Whether Serve starts another in its place.")] = True,
 ) -> None:
-    """Let one node leave: it takes nothing new, ends what it runs, and goes. Serve starts another in its place."""
+    """Let one node leave: it takes nothing new, ends what it runs, and goes."""
     terminal = Terminal(err)
     run, state = _running(name)
     assert state.redis_url is not None
-    found = asyncio.run(leaving.find(state.redis_url, run.config.service.key_prefix, node))
+    found = asyncio.run(leaving.find(state.redis_url, run.config.service.key_prefix, node, alone=replace))
     grace_s = run.config.service.drain_timeout_s if timeout is None else timeout
-    try:
+    with terminal.failing():
         asyncio.run(leaving.drain(found, grace_s, grace_s + leaving.STOP_MARGIN_S, terminal))
-    except ConfigurationError as error:
-        terminal(Announcement("failed", error.message))
-        raise typer.Exit(1) from None
-    terminal(Announcement("ended"))
+        if not replace:
+            change = Change(scaling.limit_s(run), without=found.name)
+            scaling.change(run, state, change, f"telling Serve not to replace {found.name}", terminal)
     out.print(f"{found.name} has left", highlight=False)
+
+
+@app.command()
+def scale(
+    name: Name = DEFAULT_CLUSTER_NAME,
+    prefill: Annotated[int | None, typer.Option(help="Prefill nodes.", show_default="as many as now")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode nodes.", show_default="as many as now")] = None,
+    orchestrators: Annotated[int | None, typer.Option(help="HTTP replicas.", show_default="as many as now")] = None,
+) -> None:
+    """Change the size of a running cluster's pools. Nodes that go are drained first."""
+    asked = {"prefill": prefill, "decode": decode, "orchestrator": orchestrators}
+    sizes = {pool: size for pool, size in asked.items() if size is not None}
+    if not sizes:
+        raise ConfigurationError("say which pool: --prefill, --decode or --orchestrators")
+    said = ", ".join(f"{pool} {size}" for pool, size in sizes.items())
+    _change(name, lambda limit_s: Change(limit_s, sizes=sizes), f"scaling to {said}")
+
+
+@app.command()
+def redeploy(name: Name = DEFAULT_CLUSTER_NAME) -> None:
+    """Replace every process of a running cluster by a new one, one after another."""
+    _change(name, lambda limit_s: Change(limit_s, redeploy=True), "replacing every replica")
+
+
+def _change(name: str, change: Callable[[float], Change], what: str) -> None:
+    run, state = _running(name)
+    terminal = Terminal(err)
+    with terminal.failing():
+        scaling.change(run, state, change(scaling.limit_s(run)), what, terminal)
 
 
 @app.command()

@@ -65,6 +65,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Further fields of `EngineConfig`, such as its scheduling policy, by name."""
     deadline_s: float = 600.0
     drain_timeout_s: float = 30.0
+    revision: int = 0
+    """Counts rolling redeployments: Serve replaces every replica of an application whose arguments have changed."""
     node_host: str | None = None
     """The interface of the nodes' gRPC servers; None: the address by which Ray knows each node's machine."""
 

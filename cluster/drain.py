@@ -44,10 +44,15 @@ def choose(rows: list[NodeRecord], wanted: str) -> NodeRecord:
     raise ConfigurationError(f"{what} {wanted!r}; the nodes are: {known}", param="node")
 
 
-async def find(redis_url: str, key_prefix: str, wanted: str) -> NodeRecord:
+async def find(redis_url: str, key_prefix: str, wanted: str, *, alone: bool) -> NodeRecord:
+    """`alone`: whether it may be the only one of its pool. Raises ConfigurationError."""
     registry = RedisRegistry(redis_url, key_prefix)
     try:
-        return choose(await registry.list(), wanted)
+        rows = await registry.list()
+        node = choose(rows, wanted)
+        if not alone and sum(row.role == node.role for row in rows) == 1:
+            raise ConfigurationError(f"{node.name} is the last {node.role} node; it can only be replaced", param="node")
+        return node
     except Unavailable as error:
         raise ConfigurationError(f"the node registry does not answer: {error.message}") from None
     finally:

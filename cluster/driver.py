@@ -46,7 +46,20 @@ class Withdraw(msgspec.Struct, tag=True, frozen=True):
     serve_is_ours: bool
 
 
-Command = Join | Deploy | WaitUntilRunning | Withdraw
+class Change(msgspec.Struct, tag=True, frozen=True):
+    """Have Serve change the application that runs, and stay until it is so. Answered by any number of Progress, then
+    Done."""
+
+    limit_s: float
+    sizes: dict[str, int] = {}
+    """Replicas of a pool from now on, by its deployment's name; the others stay as they are."""
+    without: str | None = None
+    """A node that has left and is not to be replaced: its pool is one replica smaller from now on."""
+    redeploy: bool = False
+    """Replace every replica by a new one."""
+
+
+Command = Join | Deploy | WaitUntilRunning | Change | Withdraw
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):
@@ -123,6 +136,9 @@ class Driver:
 
     def wait_until_running(self, limit_s: float, progress: Callable[[str], None]) -> None:
         self._ask(WaitUntilRunning(limit_s), limit_s + ANSWER_MARGIN_S, progress)
+
+    def change(self, change: Change, progress: Callable[[str], None]) -> None:
+        self._ask(change, change.limit_s + ANSWER_MARGIN_S, progress)
 
     def withdraw(self, limit_s: float, serve_is_ours: bool) -> None:
         self._ask(Withdraw(limit_s, serve_is_ours), limit_s + ANSWER_MARGIN_S)

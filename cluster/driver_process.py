@@ -11,7 +11,19 @@ from typing import assert_never
 
 import msgspec
 
-from cluster.driver import Answer, Command, Deploy, Done, Join, Joined, Progress, Refused, WaitUntilRunning, Withdraw
+from cluster.driver import (
+    Answer,
+    Change,
+    Command,
+    Deploy,
+    Done,
+    Join,
+    Joined,
+    Progress,
+    Refused,
+    WaitUntilRunning,
+    Withdraw,
+)
 from cluster.serve_application import ServeApplication
 from pronghorn.errors import ConfigurationError
 
@@ -31,6 +43,9 @@ def serve(lines: Iterable[bytes], answer: Callable[[Answer], None]) -> None:
                     answer(application.deploy())
                 case WaitUntilRunning(limit_s=limit_s):
                     application.wait_until_running(time.monotonic() + limit_s, lambda text: answer(Progress(text)))
+                    answer(Done())
+                case Change():
+                    application.change(command, lambda text: answer(Progress(text)))
                     answer(Done())
                 case Withdraw(limit_s=limit_s, serve_is_ours=serve_is_ours):
                     application.withdraw(limit_s, serve_is_ours)

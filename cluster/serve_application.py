@@ -5,6 +5,7 @@ Ray's and Serve's errors become ConfigurationError here; nothing of Ray leaves t
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import ray
@@ -15,8 +16,9 @@ from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema, ServeStatus
 
+from cluster import rollout
 from cluster.config import APPLICATION_NAME, ClusterConfig
-from cluster.driver import Deployed
+from cluster.driver import Change, Deployed
 from pronghorn.errors import ConfigurationError
 
 POLL_S = 0.2
@@ -34,32 +36,32 @@ class ServeApplication:
     def deploy(self) -> Deployed:
         """Ask Serve for the application, starting Serve where it does not run."""
         config = self._config
-        http = {"host": config.host, "port": config.port}
-        wanted = {
-            "proxy_location": "EveryNode",
-            "http_options": http,
-            "applications": [
-                {
-                    "name": APPLICATION_NAME,
-                    "route_prefix": "/",
-                    "import_path": IMPORT_PATH,
-                    "args": msgspec.to_builtins(config.service),
-                }
-            ],
-        }
+        wanted = self._wanted(msgspec.to_builtins(config.service), {})
         try:
             client = _get_global_client(raise_if_no_controller_running=False)
             serve_is_ours = client is None
             if client is not None:
                 require_room(self._address, config, client.http_config, list(self.status().applications))
             else:
-                serve.start(proxy_location="EveryNode", http_options=HTTPOptions.model_validate(http))
+                serve.start(proxy_location="EveryNode", http_options=HTTPOptions.model_validate(wanted["http_options"]))
                 client = _get_global_client()
             assert client is not None
             client.deploy_apps(ServeDeploySchema.model_validate(wanted))
         except (RayError, RuntimeError, TimeoutError) as error:
             raise ConfigurationError(f"Serve did not take the application: {_one_line(error)}") from None
         return Deployed(serve_is_ours)
+
+    def _wanted(self, args: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
+        """A ServeDeploySchema. Sizes stand beside the arguments, whose change replaces every replica."""
+        application = {
+            "name": APPLICATION_NAME,
+            "route_prefix": "/",
+            "import_path": IMPORT_PATH,
+            "args": args,
+            "deployments": [{"name": name, "num_replicas": size} for name, size in sorted(sizes.items())],
+        }
+        http = {"host": self._config.host, "port": self._config.port}
+        return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
 
     def wait_until_running(self, deadline_s: float, progress: Callable[[str], None]) -> None:
         """`deadline_s` on the monotonic clock. Raises with the reason that Serve gives."""
@@ -75,6 +77,38 @@ class ServeApplication:
             if time.monotonic() > deadline_s:
                 raise ConfigurationError(f"the application did not start in time: {_reason(status)}")
             time.sleep(POLL_S)
+
+    def change(self, change: Change, progress: Callable[[str], None]) -> None:
+        """Raises with what Serve says where it cannot, or has not done so within the limit."""
+        give_up_s = time.monotonic() + change.limit_s
+        try:
+            client = _get_global_client()
+            assert client is not None
+            before = rollout.deployed(client.get_serve_details(), APPLICATION_NAME)
+            if before.args.get("key_prefix") != self._config.service.key_prefix:
+                raise ConfigurationError(f"Serve at {self._address} runs no application of this cluster")
+            while change.without is not None and before.has_running(change.without):
+                _require_time(give_up_s, f"Serve still counts on {change.without}")
+                time.sleep(POLL_S)
+                before = rollout.deployed(client.get_serve_details(), APPLICATION_NAME)
+            wanted = rollout.planned(before, change)
+            client.deploy_apps(ServeDeploySchema.model_validate(self._wanted(wanted.args, wanted.sizes)))
+            old = before.replicas if change.redeploy else set[str]()
+            while (
+                missing := rollout.deployed(client.get_serve_details(), APPLICATION_NAME).missing(wanted, old)
+            ) != "":
+                progress(missing)
+                self._require_deployable(give_up_s, missing)
+                time.sleep(POLL_S)
+        except (RayError, RuntimeError, TimeoutError, ValueError) as error:
+            raise ConfigurationError(f"Serve did not change the application: {_one_line(error)}") from None
+
+    def _require_deployable(self, give_up_s: float, missing: str) -> None:
+        status = self.status()
+        application = status.applications.get(APPLICATION_NAME)
+        if application is None or application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise ConfigurationError(f"the change failed, what ran before runs on: {_reason(status)}")
+        _require_time(give_up_s, missing)
 
     def status(self) -> ServeStatus:
         return serve.status()
@@ -99,10 +133,11 @@ class ServeApplication:
             ray.shutdown()
 
     def _is_deployed(self, client: ServeControllerClient) -> bool:
-        """Whether the application that is there was deployed with exactly our arguments."""
+        """Whether the application that is there was deployed with exactly our arguments, redeployed since or not."""
         found = client.get_serve_details()["applications"].get(APPLICATION_NAME, {})
-        config = found.get("deployed_app_config") or {}
-        return bool(config.get("args") == msgspec.to_builtins(self._config.service))
+        args = (found.get("deployed_app_config") or {}).get("args") or {}
+        ours = msgspec.to_builtins(self._config.service)
+        return bool({**args, "revision": 0} == {**ours, "revision": 0})
 
 
 def _join(address: str) -> str | None:
@@ -142,6 +177,11 @@ def require_room(address: str, config: ClusterConfig, http: HTTPOptions, applica
             f"{config.host}:{config.port}; give --host {http.host} --port {http.port}",
             param="port",
         )
+
+
+def _require_time(give_up_s: float, missing: str) -> None:
+    if time.monotonic() > give_up_s:
+        raise ConfigurationError(f"the change is not through in time, and goes on: {missing}")
 
 
 def _counts(status: ServeStatus) -> str:
