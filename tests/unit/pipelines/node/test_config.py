@@ -16,7 +16,7 @@ def node(**changes: Any) -> dict[str, Any]:
 def test_plain_data_becomes_a_config_with_defaults() -> None:
     config = parse_config(node(), DecodeNodeConfig)
     assert config.node.dial_host == "127.0.0.1" and config.node.port == 0
-    assert config.stall_timeout_s == 3.0
+    assert config.stall_timeout_s == 1.5
 
 
 @pytest.mark.parametrize(
