@@ -34,6 +34,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "numba": ("pipelines/models/*", "pipelines/runtime/*"),
     "transformers": ("pipelines/models/*", "pipelines/text/*", "pipelines/runtime/*", "cluster/verify_logits.py"),
     "tokenizers": ("pipelines/models/*", "pipelines/text/*"),
+    "llguidance": ("pipelines/text/grammar.py",),
     "gguf": ("pipelines/models/*", "pipelines/text/*"),
     "safetensors": ("pipelines/models/*",),
     "ray": ("*/deployment.py", "cluster/*"),

@@ -4,12 +4,13 @@ Greedy, or one uniform number per token turned into a token by the inverse of th
 is a pure function of (seed, position): Philox4x64 with the seed as key and the position as counter (Salmon et al.
 2011). So the same seed gives the same text whatever else is in the batch, on whichever node, after any preemption.
 
-Order: penalties, logit_bias, the operator's processors, masking of end tokens below min_new_tokens, log probabilities,
-temperature, min_p, top_k, top_p. Log probabilities of the prompt's tokens are of the logits as they come. Knows nothing
+Order: penalties, logit_bias, the operator's processors, masking of end tokens below min_new_tokens, the mask of a
+grammar, log probabilities, temperature, min_p, top_k, top_p. Log probabilities of the prompt's tokens are of the logits as they come. Knows nothing
 of models or blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +28,69 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature means the most likely token, as in vLLM: a quotient by less soon leaves float32."""
 _LARGEST_PENALISED = 1e30
 """An extreme repetition penalty moves a logit no further than this, so that differences stay finite in float32."""
+_TRIES = 64
+"""Tokens that may be drawn and refused by a gate at one place. More than a few never were."""
 _USUALLY_ENOUGH = 1024
 """Tokens that hold top_p of the probability, nearly always."""
 
 
+class Gate(Protocol):
+    """What a response format lets through, of one sequence."""
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """[vocab], or None where every token may come."""
+
+    def accept(self, token: int) -> bool:
+        """Go on by `token`; False, and nothing has happened, where it may not come after all."""
+
+
 def sample(
-    context: TextContext, logits: NDArray[np.float32], processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS
+    context: TextContext,
+    logits: NDArray[np.float32],
+    processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS,
+    gates: Sequence[Gate] = (),
 ) -> list[SampledToken]:
     """The token after `context`, from finite `logits` [vocab], which are not changed.
 
-    Behind the prompt of a request for several choices: the first tokens of all of them, in order. Raises InternalError
-    where a processor fails.
+    Behind the prompt of a request for several choices: the first tokens of all of them, in order. `gates` are theirs,
+    or there are none. Raises InternalError where a processor fails or no gate lets anything through, and what gates
+    raise.
     """
     logits = _adjusted(context, logits, processors)
-    choices = context.num_choices if context.num_generated_tokens == 0 else 1
-    return [_sample(context, logits, context.sampling_params.for_choice(choice)) for choice in range(choices)]
+    params = [context.sampling_params.for_choice(choice) for choice in range(first_tokens(context))]
+    if not gates:
+        return [_sample(context, logits, of_choice) for of_choice in params]
+    return [_sample_through(gate, context, logits, p) for gate, p in zip(gates, params, strict=True)]
+
+
+def first_tokens(context: TextContext) -> int:
+    """How many tokens `sample` draws: one of each choice behind the prompt, one elsewhere."""
+    return context.num_choices if context.num_generated_tokens == 0 else 1
+
+
+def _sample_through(
+    gate: Gate, context: TextContext, logits: NDArray[np.float32], params: SamplingParams
+) -> SampledToken:
+    allowed = gate.allowed()
+    for _ in range(_TRIES):
+        if allowed is not None and not allowed.any():
+            break
+        sampled = _sample(context, logits if allowed is None else _masked(logits, allowed), params)
+        if gate.accept(sampled.token):
+            return sampled
+        allowed = np.ones(len(logits), dtype=np.bool_) if allowed is None else allowed
+        allowed[sampled.token] = False
+    raise InternalError(
+        f"no token follows token {context.num_generated_tokens} of the answer under the request's response format"
+    )
+
+
+def _masked(logits: NDArray[np.float32], allowed: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """An end token that alone may come goes before min_new_tokens, which forbade it."""
+    masked = np.where(allowed, logits, np.float32(-np.inf))
+    if not np.isfinite(masked).any():
+        masked = np.where(allowed, np.float32(0.0), np.float32(-np.inf))
+    return masked
 
 
 def _sample(context: TextContext, logits: NDArray[np.float32], params: SamplingParams) -> SampledToken:
@@ -156,7 +205,7 @@ def _log_probabilities(logits: NDArray[np.float32], tokens: list[int], top: int)
     entries: list[dict[int, float]] = []
     for row, normaliser, few, token in zip(logits, normalisers, best, tokens, strict=True):
         few = few[np.lexsort((few, -row[few]))]
-        of_row = {int(t): float(row[t]) - float(normaliser) for t in few}
+        of_row = {int(t): float(row[t]) - float(normaliser) for t in few if np.isfinite(row[t])}
         of_row.setdefault(token, float(row[token]) - float(normaliser))
         entries.append(of_row)
     return LogProbabilities([e[t] for e, t in zip(entries, tokens, strict=True)], entries, tokens)

@@ -21,6 +21,7 @@ from pipelines.models.weights import open_weights
 from pipelines.runtime.attention import PlainAttention
 from pipelines.runtime.compiled_decoder import CompiledDecoder
 from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.constraints import Constraints
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.logits_processors import load_processors
 from pipelines.runtime.request_failures import RequestFailures
@@ -28,6 +29,7 @@ from pipelines.runtime.sampler import prompt_log_probabilities, sample
 from pipelines.runtime.step import Step, build_step, sampled_rows
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.pipeline import Pipeline
+from pipelines.types.sampled_token import SampledToken
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import ConfigurationError, InternalError, InvalidRequest, PronghornError
@@ -63,6 +65,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         self._config = config
         self._processors = load_processors(config.logits_processors)
         self._tables = tables
+        self._constraints = Constraints(folder, model.vocab_size)
         self._pool = paged_view(memory, self.layout)
         weights = open_weights(folder)
         self._decoder: Decoder
@@ -86,8 +89,8 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         """Compute every active window, write its KV, sample and update the contexts whose window ends there.
 
         A chunk only advances, and has no output. Raises RequestFailures after the step where a request's logits were
-        not finite (InternalError) or a token of it is none of the model's (InvalidRequest): those requests are named
-        and not updated, the others went on as usual.
+        not finite (InternalError), a token of it is none of the model's (InvalidRequest), or its response format cannot
+        be kept (either): those requests are named and not updated, the others went on as usual.
         """
         outputs: dict[RequestID, TextGenerationOutput] = {}
         failures: dict[RequestID, PronghornError] = {}
@@ -97,6 +100,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
                 contexts.append(context)
             else:
                 failures[context.request_id] = error
+        self._constraints.prepare(contexts)
         logits = self._logits(contexts)
         first = 0
         for context in contexts:
@@ -105,19 +109,19 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
             try:
                 if (output := self._advance(context, rows)) is not None:
                     outputs[context.request_id] = output
-            except InternalError as error:
+            except PronghornError as error:
                 failures[context.request_id] = error
         if failures:
             raise RequestFailures(failures, outputs)
         return outputs
 
     def _advance(self, context: TextContext, rows: NDArray[np.float32]) -> TextGenerationOutput | None:
-        """`rows` are the logits of `sampled_rows`. None behind a chunk. Raises InternalError; the context is as it was
-        then."""
+        """`rows` are the logits of `sampled_rows`. None behind a chunk. Raises InternalError and InvalidRequest; the
+        context is as it was then."""
         if not np.isfinite(rows).all():
             raise InternalError("the model computed logits that are not finite")
         chunked = context.tokens.actively_chunked
-        sampled = [] if chunked else sample(context, rows[-1], self._processors)
+        sampled = [] if chunked else self._sampled(context, rows[-1])
         if context.awaits_prompt_log_probabilities:
             self._note_prompt(context, rows if chunked else rows[:-1])
         if chunked:
@@ -127,6 +131,9 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         output = context.to_generation_output()
         output.siblings = sampled[1:]
         return output
+
+    def _sampled(self, context: TextContext, logits: NDArray[np.float32]) -> list[SampledToken]:
+        return sample(context, logits, self._processors, self._constraints.gates(context))
 
     def _note_prompt(self, context: TextContext, rows: NDArray[np.float32]) -> None:
         """Row i of the window is what the model expects in the place behind it."""
@@ -159,7 +166,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         return self._decoder.logits(build_step(contexts, tables, self._config.block_tokens))
 
     def release(self, request_id: RequestID) -> None:
-        """Nothing is kept per request."""
+        self._constraints.release(request_id)
 
     def canary(self) -> None:
         """Compute a prompt, a chunk behind a prefix and a decode step in blocks 0 and 1, so that everything is
@@ -172,6 +179,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
 
     def close(self) -> None:
         """End the threads that compute. Idempotent."""
+        self._constraints.close()
         self._decoder.close()
 
 

@@ -14,6 +14,7 @@ from pipelines.types.eos import EOSTracker
 from pipelines.types.grammar_state import GrammarState
 from pipelines.types.invalid_value import InvalidValue
 from pipelines.types.log_probabilities import LogProbabilities
+from pipelines.types.reasoning_span import ReasoningSpan
 from pipelines.types.sampled_token import SampledToken
 from pipelines.types.sampling import SamplingParams
 from pipelines.types.speculation import SpeculativeDecodingState
@@ -65,6 +66,9 @@ class TextContext:
     cached_prefix_external_length: int = 0
     """Those among them that came from another node's cache."""
     in_reasoning_phase: bool = False
+    """The prompt ends inside a thinking region."""
+    reasoning: ReasoningSpan | None = None
+    """How the model marks its thinking, where that matters to what may be sampled."""
     trace_carrier: dict[str, str] | None = None
     """W3C trace headers."""
     _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)

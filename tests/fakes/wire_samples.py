@@ -37,6 +37,7 @@ from pipelines.types.grammar_state import GrammarState
 from pipelines.types.handover import FirstToken, Progress, Refusal, Welcome
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.pixel import PixelContext
+from pipelines.types.reasoning_span import ReasoningSpan
 from pipelines.types.sampling import SamplingParams
 from pipelines.types.scheduler_result import SchedulerResult
 from pipelines.types.speculation import SpeculativeDecodingState
@@ -88,7 +89,14 @@ def text_fields() -> dict[str, Any]:
         "ignore_eos": True,
         "json_schema": "{}",
         "grammar": "root",
-        "grammar_state": GrammarState(enforced=True, tools_forced=True, has_json_schema=True),
+        "grammar_state": GrammarState(
+            enforced=True,
+            tools_forced=True,
+            has_json_schema=True,
+            triggers=["<t>"],
+            triggers_at_start=["{"],
+            repeats=False,
+        ),
         "sampling_params": SAMPLING,
         "model_name": "m",
         "status": GenerationStatus.CANCELLED,
@@ -98,6 +106,7 @@ def text_fields() -> dict[str, Any]:
         "cached_prefix_length": 16,
         "cached_prefix_external_length": 8,
         "in_reasoning_phase": True,
+        "reasoning": ReasoningSpan(start="<think>", end="</think>", max_tokens=5),
         "trace_carrier": {"traceparent": "00-1-2-01"},
         "_log_probabilities_data": {3: LOGPROBS},
         "_is_initial_prompt": False,

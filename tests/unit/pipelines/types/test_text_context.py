@@ -169,6 +169,7 @@ def test_every_default() -> None:
         "cached_prefix_length": None,
         "cached_prefix_external_length": 0,
         "in_reasoning_phase": False,
+        "reasoning": None,
         "trace_carrier": None,
         "_log_probabilities_data": {},
         "_prompt_log_probabilities": None,
