@@ -66,13 +66,15 @@ class Logits:
     def __init__(self, seed: int, tokenizer: TextTokenizer) -> None:
         self._rng = np.random.default_rng(seed)
         ids = {text: tokenizer.encode(text, add_special_tokens=False)[0] for text in '"}],cat'}
-        self._leads = [[ids['"']], [ids["}"], ids["]"]], [ids[","], ids["c"], ids["a"], ids["t"]]]
+        self._leads = [[ids['"']], [ids["}"], ids["]"], ids[","]]]
+        self._cat = [ids[letter] for letter in "cat"]
 
     def after(self, num_tokens: int) -> np.ndarray:
         logits = self._rng.normal(0, 2, VOCAB_SIZE).astype(np.float32)
         if num_tokens > FREE_TOKENS:
             logits[END] += 200
-            logits[self._leads[self._rng.integers(len(self._leads))]] += 60
+            leads = [*self._leads, [self._cat[num_tokens % 3]]]
+            logits[leads[self._rng.integers(3)]] += 60
         return logits
 
 
