@@ -5,8 +5,8 @@ is a pure function of (seed, position): Philox4x64 with the seed as key and the 
 2011). So the same seed gives the same text whatever else is in the batch, on whichever node, after any preemption.
 
 Order: penalties, logit_bias, the operator's processors, masking of end tokens below min_new_tokens, the mask of a
-grammar, log probabilities, temperature, min_p, top_k, top_p. Log probabilities of the prompt's tokens are of the logits as they come. Knows nothing
-of models or blocks.
+grammar, log probabilities, temperature, min_p, top_k, top_p. Log probabilities of the prompt's tokens are of the
+logits as they come. Knows nothing of models or blocks.
 """
 
 from collections.abc import Mapping, Sequence
