@@ -24,6 +24,7 @@ from pipelines.node.config import parse_config
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from pronghorn.clock import SystemClock
+from pronghorn.errors import ConfigurationError
 from pronghorn.ids import NodeName
 
 ENGINE: Final = "decode_nodes.engine"
@@ -48,6 +49,11 @@ async def start_node(name: NodeName, config: DecodeNodeConfig, registry: NodeReg
         clock=clock,
     )
     await node.start()
+    try:
+        await node.shell.serve_operations()
+    except ConfigurationError:
+        await node.shell.stop()
+        raise
     return node
 
 

@@ -37,7 +37,8 @@ from pronghorn.errors import (
     Overloaded,
     PronghornError,
 )
-from pronghorn.ids import Fence, NodeName
+from pronghorn.ids import Fence, Incarnation, NodeName
+from pronghorn.ledger import Held, Kind
 from pronghorn.tasks import Owner
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,13 @@ ROLE: Final = "decode"
 class _Held:
     """An attempt, who asked for it, and its pull while there is one."""
 
-    def __init__(self, attempt: Attempt, session: Session) -> None:
+    def __init__(self, attempt: Attempt, session: Session, since_s: float) -> None:
         self.attempt = attempt
         self.session = session
+        self.since_s = since_s
         self.pull: asyncio.Task[PronghornError | None] | None = None
+        self.puller: Incarnation | None = None
+        """The prefill node that `pull` reads from."""
 
 
 class DecodeNode:
@@ -116,7 +120,7 @@ class DecodeNode:
         now_s = self._clock.now_s()
         deadline = Deadline.after(now_s, frame.budget_s)
         attempt = Attempt(frame, deadline, self._config.node.engine.block_tokens)
-        held = self._held[frame.fence] = _Held(attempt, session)
+        held = self._held[frame.fence] = _Held(attempt, session, now_s)
         self._rest.clear()
         self.counters.count("submitted")
         self._run(held, attempt.begin(frame.budget_s))
@@ -161,6 +165,22 @@ class DecodeNode:
                 error = DeadlineExceeded(f"the request's deadline passed on {self.shell.name} while {doing}")
                 self._run(held, held.attempt.cancel(error))
 
+    def holds(self) -> set[str]:
+        return {str(fence) for fence in self._held}
+
+    def overdue_s(self, now_s: float) -> float:
+        return max((now_s - held.attempt.deadline.expires_at_s for held in self._held.values()), default=0.0)
+
+    def held(self, now_s: float) -> list[Held]:
+        rows = [Held(Kind.TASK, name) for name in self._pulls.running]
+        rows += [Held(Kind.CHANNEL, address) for address in self._prefill.channels()]
+        for fence, held in self._held.items():
+            age_s, peer = now_s - held.since_s, Incarnation(held.session.peer.incarnation)
+            rows.append(Held(Kind.ATTEMPT, str(fence), age_s=age_s, peer=peer, note=held.attempt.state.value))
+            if held.pull is not None:
+                rows.append(Held(Kind.PULL, str(fence), peer=held.puller))
+        return rows
+
     # --- effects ------------------------------------------------------------------------------------------------------
 
     def _run(self, held: _Held, effects: list[Effect]) -> None:
@@ -195,6 +215,7 @@ class DecodeNode:
     def _start_pull(self, held: _Held, start: StartPull) -> None:
         self.counters.count("pull_started")
         held.pull = self._pulls.start(self._pull(held, start), f"{held.attempt.fence}<-{start.target.name}")
+        held.puller = start.target.incarnation
         held.pull.add_done_callback(partial(self._pull_ended, held, start))
 
     async def _pull(self, held: _Held, start: StartPull) -> PronghornError | None:

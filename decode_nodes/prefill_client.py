@@ -74,6 +74,9 @@ class PrefillClient:
     def open_channels(self) -> int:
         return len(self._channels)
 
+    def channels(self) -> list[str]:
+        return [address for address, _ in self._channels]
+
     @asynccontextmanager
     async def stream(self, target: PrefillTarget, request: bytes, timeout_s: float) -> AsyncIterator[_Stream]:
         """Open a hand-over with `target`; leaving the context cancels it on both sides."""

@@ -32,6 +32,9 @@ class PrefillPort(Protocol):
     ) -> AbstractAsyncContextManager[FrameStream]:
         """Open a hand-over; leaving the context cancels it."""
 
+    def channels(self) -> list[str]:
+        """The addresses to which connections are open."""
+
     async def close_idle(self) -> None:
         """Give up the connections that have carried nothing for a while."""
 

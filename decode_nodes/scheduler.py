@@ -45,6 +45,7 @@ from pipelines.runtime.messages import (
     Reserved,
     ResetPrefixCache,
     Stop,
+    TakeStock,
     TokenDelta,
 )
 from pipelines.runtime.padding import Padding
@@ -56,6 +57,7 @@ from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.deadline import Deadline
 from pronghorn.errors import Cancelled, DeadlineExceeded, InsufficientBlocks, Overloaded, PronghornError, TransferFailed
 from pronghorn.ids import Fence, RequestID
+from pronghorn.ledger import Held, Kind
 
 RETRY_AFTER_S = 1.0
 
@@ -177,6 +179,7 @@ class DecodeScheduler:
             choice=choice,
             family=first.family,
             reported=True,
+            since_s=first.since_s,
         )
         first.family.members.append(sequence)
         self._attempts.add(sequence)
@@ -223,7 +226,7 @@ class DecodeScheduler:
                     self._end(sequence, Event.RELEASE)
             case ResetPrefixCache():
                 self._replicas.reset_prefix_caches()
-            case Prefill() | Stop():
+            case Prefill() | TakeStock() | Stop():
                 raise ValueError(f"{type(command).__name__} is no command for a decode scheduler")
         self._admit_waiting()
 
@@ -241,7 +244,9 @@ class DecodeScheduler:
             return
         deadline = Deadline.after(now_s, command.budget_s)
         self._arrivals += 1
-        sequence = Sequence(command.fence, command.context, deadline, command.prefill_here, self._arrivals)
+        sequence = Sequence(
+            command.fence, command.context, deadline, command.prefill_here, self._arrivals, since_s=now_s
+        )
         if self._too_long(sequence):
             self._refuse(command.fence, self._never_fits(sequence))
         elif len(self._waiting) >= self._config.max_waiting:
@@ -419,6 +424,14 @@ class DecodeScheduler:
         awaiting_blocks = len(self._attempts) - running - waiting
         gauges = self._replicas.block_gauges()
         return EngineLoad(waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, **gauges)
+
+    def held(self, now_s: float) -> list[Held]:
+        rows = [
+            Held(Kind.SEQUENCE, str(sequence.said_as), age_s=now_s - sequence.since_s, note=sequence.state.name.lower())
+            for sequence in self._attempts
+        ]
+        holders = {sequence.fence: (str(sequence.said_as), now_s - sequence.since_s) for sequence in self._attempts}
+        return rows + self._replicas.blocks_held(holders)
 
     def check(self) -> None:
         self._replicas.check()

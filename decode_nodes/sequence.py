@@ -103,6 +103,8 @@ class Sequence:
     """Whether a `TokenDelta` has left, and with it the number of cached tokens."""
     choice: int = 0
     family: Family | None = None
+    since_s: float = 0.0
+    """When it came, on the engine's clock."""
 
     @property
     def said_as(self) -> Fence:

@@ -31,10 +31,10 @@ class OperationsServer:
         app = web.Application()
         answers = (self._health, self._ready, self._metrics, self._ledger)
         app.add_routes([web.get(path, answer) for path, answer in zip(ROUTES, answers, strict=True)])
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, bind_host.strip("[]"), 0, shutdown_timeout=STOP_S).start()
+            await web.TCPSite(self._runner, bind_host.strip("[]"), 0).start()
         except OSError as error:
             await self.stop()
             raise ConfigurationError(f"cannot bind the operations port to {bind_host}: {error}") from error

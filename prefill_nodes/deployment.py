@@ -23,6 +23,7 @@ from pipelines.runtime.process import ProcessEngine
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import ROLE, PrefillNode
 from pronghorn.clock import SystemClock
+from pronghorn.errors import ConfigurationError
 from pronghorn.ids import NodeName
 
 ENGINE: Final = "prefill_nodes.engine"
@@ -46,6 +47,11 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
         clock=clock,
     )
     await node.start()
+    try:
+        await node.shell.serve_operations()
+    except ConfigurationError:
+        await node.shell.stop()
+        raise
     return node
 
 

@@ -32,8 +32,10 @@ from prefill_nodes.hand_over import Blocks, Commit, HandOver
 from prefill_nodes.service import prefill_handler
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
-from pronghorn.errors import ErrorRecord, HandshakeRefused, InternalError, NodeRefused, PronghornError
-from pronghorn.ids import Fence, NodeName
+from pronghorn.deadline import Deadline
+from pronghorn.errors import DeadlineExceeded, ErrorRecord, HandshakeRefused, InternalError, NodeRefused, PronghornError
+from pronghorn.ids import Fence, Incarnation, NodeName
+from pronghorn.ledger import Held, Kind
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +45,10 @@ ROLE: Final = "prefill"
 class _Held:
     """A hand-over, and what wakes the stream that serves it."""
 
-    def __init__(self, request: PrefillRequest) -> None:
+    def __init__(self, request: PrefillRequest, now_s: float) -> None:
         self.request = request
+        self.since_s = now_s
+        self.deadline = Deadline.after(now_s, request.budget_s)
         self.hand_over = HandOver(request.wanted)
         self.sent: dict[int, bytes] = {}
         """Digest of each block sent, by position: what the commit says."""
@@ -76,6 +80,7 @@ class PrefillNode:
             new_server=new_server,
         )
         self._config = config
+        self._clock = clock
         self._link = self.shell.link
         self._held: dict[Fence, _Held] = {}
         self._ended = EndedFences()
@@ -101,7 +106,31 @@ class PrefillNode:
         """Nothing: hand-overs belong to decode nodes."""
 
     def sweep(self, now_s: float) -> None:
-        """Nothing: the engine keeps the deadlines, and the stream has one of its own."""
+        """The engine keeps the deadlines too; here it is for an engine that does not get to it."""
+        for held in self._held.values():
+            if held.deadline.passed(now_s) and not held.hand_over.over:
+                doing = held.hand_over.state.value
+                error = DeadlineExceeded(f"the request's deadline passed on {self.shell.name} while {doing}")
+                held.hand_over.fail(error.record())
+                held.wake.set()
+
+    def holds(self) -> set[str]:
+        return {str(fence) for fence in self._held}
+
+    def overdue_s(self, now_s: float) -> float:
+        return max((now_s - held.deadline.expires_at_s for held in self._held.values()), default=0.0)
+
+    def held(self, now_s: float) -> list[Held]:
+        return [
+            Held(
+                Kind.HAND_OVER,
+                str(fence),
+                age_s=now_s - held.since_s,
+                peer=Incarnation(held.request.asker.incarnation),
+                note=held.hand_over.state.value,
+            )
+            for fence, held in self._held.items()
+        ]
 
     # --- from the engine ----------------------------------------------------------------------------------------------
 
@@ -139,7 +168,7 @@ class PrefillNode:
             log.warning("%s: a hand-over was refused: %s", self.shell.name, error.message)
             yield _say(Refusal(error.record()))
             return
-        held = self._held[request.fence] = _Held(request)
+        held = self._held[request.fence] = _Held(request, self._clock.now_s())
         self._changed.set()
         try:
             yield _say(Welcome(self.shell.identity.to_hello().SerializeToString()))

@@ -70,6 +70,8 @@ class Prompt:
     """Where its blocks are, once it has them."""
     read: bool = False
     """Whether a `ChunkReady` has left: the shell may be reading."""
+    since_s: float = 0.0
+    """When it came, on the engine's clock."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.context.tokens)

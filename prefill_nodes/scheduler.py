@@ -37,6 +37,7 @@ from pipelines.runtime.messages import (
     Release,
     ResetPrefixCache,
     Stop,
+    TakeStock,
 )
 from pipelines.runtime.replicas import Replicas
 from pipelines.runtime.scheduler import Batch
@@ -45,6 +46,7 @@ from prefill_nodes.prompt import STAGES, Event, Prompt, State
 from pronghorn.deadline import Deadline
 from pronghorn.errors import Cancelled, DeadlineExceeded, InsufficientBlocks, InvalidRequest, Overloaded, PronghornError
 from pronghorn.ids import Fence, RequestID
+from pronghorn.ledger import Held, Kind
 
 RETRY_AFTER_S = 1.0
 
@@ -113,7 +115,7 @@ class PrefillScheduler:
                     self._end(prompt, Event.RELEASE)
             case ResetPrefixCache():
                 self._replicas.reset_prefix_caches()
-            case Admit() | Adopt() | PrefillHere() | Stop():
+            case Admit() | Adopt() | PrefillHere() | TakeStock() | Stop():
                 raise ValueError(f"{type(command).__name__} is no command for a prefill scheduler")
         self._admit_waiting()
 
@@ -132,7 +134,7 @@ class PrefillScheduler:
         command.context.cached_prefix_length = None
         deadline = Deadline.after(now_s, command.budget_s)
         self._arrivals += 1
-        prompt = Prompt(command.fence, command.context, deadline, list(command.wanted), self._arrivals)
+        prompt = Prompt(command.fence, command.context, deadline, list(command.wanted), self._arrivals, since_s=now_s)
         if (refusal := self._refusal(prompt)) is not None:
             self._refuse(prompt.fence, refusal)
         else:
@@ -250,6 +252,14 @@ class PrefillScheduler:
         awaiting_blocks = len(self._attempts) - running - waiting
         gauges = self._replicas.block_gauges()
         return EngineLoad(waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, **gauges)
+
+    def held(self, now_s: float) -> list[Held]:
+        rows = [
+            Held(Kind.SEQUENCE, str(prompt.fence), age_s=now_s - prompt.since_s, note=prompt.state.name.lower())
+            for prompt in self._attempts
+        ]
+        holders = {prompt.fence: (str(prompt.fence), now_s - prompt.since_s) for prompt in self._attempts}
+        return rows + self._replicas.blocks_held(holders)
 
     def check(self) -> None:
         self._replicas.check()

@@ -30,13 +30,16 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node that leaves waits this long for what it runs. Serve's graceful shutdown must be longer."""
     stop_grace_s: float = 5.0
     """Bound on ending the server, and on ending the engine, once nothing runs any more."""
+    unready_after_s: float = 10.0
+    """A node whose engine is silent for this long, or that keeps something this long beyond its time, is not ready.
+    Well above an engine's longest step."""
     batch_log_period_s: float = 10.0
     """The engine's batches are a line in the log this often at most."""
 
     def __post_init__(self) -> None:
         if self.host in EVERY_INTERFACE and self.advertise_host is None:
             raise ValueError(f"advertise_host: needed with host {self.host!r}, which nobody can dial")
-        for name in ("lease_s", "max_in_flight", "stop_grace_s", "batch_log_period_s"):
+        for name in ("lease_s", "max_in_flight", "stop_grace_s", "unready_after_s", "batch_log_period_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
 

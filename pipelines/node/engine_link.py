@@ -4,15 +4,17 @@ Knows the port, the time of the last report and the engine's last word. Must not
 Invariants: reports are handed on in order, synchronously, from one task; after `on_death` none is handed on.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from kvcache.memory import BlockMemory
 from pipelines.node.health import unhealthy_reason
-from pipelines.runtime.messages import EngineCommand, EngineLoad, EngineReady, Release, StepReport
+from pipelines.runtime.messages import EngineCommand, EngineLoad, EngineReady, Release, StepReport, Stock, TakeStock
 from pipelines.runtime.port import EnginePort
 from pronghorn.clock import Clock
-from pronghorn.errors import EngineDied, PronghornError
+from pronghorn.errors import EngineDied, Overloaded, PronghornError
 from pronghorn.ids import Fence
+from pronghorn.ledger import Held
 from pronghorn.tasks import Owner
 
 NO_LOAD = EngineLoad(
@@ -32,6 +34,9 @@ class EngineLink:
         self._started = False
         self._death: PronghornError | None = None
         self._last_report_s = clock.now_s()
+        self._stock: Stock | None = None
+        self._stock_number = 0
+        self._stocked = asyncio.Event()
 
     @property
     def memory(self) -> BlockMemory:
@@ -61,6 +66,9 @@ class EngineLink:
                 report = await self._engine.receive()
                 self._last_report_s = self._clock.now_s()
                 self.load = report.load
+                if report.stock is not None:
+                    self._stock = report.stock
+                    self._stocked.set()
                 on_report(report)
         except EngineDied as error:
             self._death = error
@@ -71,6 +79,24 @@ class EngineLink:
         if self._death is not None:
             raise EngineDied(self._death.message)
         self._engine.send(command)
+
+    async def stock(self, within_s: float) -> list[Held] | None:
+        """What the engine holds, asked now; None where it does not answer within `within_s`."""
+        try:
+            number = self.ask_stock()
+            async with asyncio.timeout(within_s):
+                while self._stock is None or self._stock.number < number:
+                    self._stocked.clear()
+                    await self._stocked.wait()
+        except (TimeoutError, Overloaded, EngineDied):
+            return None
+        return self._stock.held
+
+    def ask_stock(self) -> int:
+        """Have it said in a report; its number. Raises as `send`."""
+        self._stock_number += 1
+        self.send(TakeStock(self._stock_number))
+        return self._stock_number
 
     def release(self, fence: Fence) -> None:
         """End `fence` in the engine. A dead engine holds nothing, so that its death is no fault here."""

@@ -42,7 +42,7 @@ class Session:
         self._added()
 
     def _added(self) -> None:
-        waiting = len(self._deltas) + len(self._failures)
+        waiting = self.unsaid
         if waiting > self._max_waiting:
             self.end(f"{self.peer.name} reads too slowly: {waiting} outputs wait (bound {self._max_waiting})")
         self._wake.set()
@@ -59,6 +59,11 @@ class Session:
         """Have a heartbeat sent now: what it would say has changed."""
         self._beat_asked = True
         self._wake.set()
+
+    @property
+    def unsaid(self) -> int:
+        """Deltas and failures that wait for the writer."""
+        return len(self._deltas) + len(self._failures)
 
     def end(self, reason: str) -> None:
         """The session is over; what was said before may still leave. The first reason is kept."""

@@ -32,7 +32,8 @@ from pipelines.types.frames import (
 )
 from pronghorn.clock import Clock
 from pronghorn.errors import ConfigurationError, HandshakeRefused, PronghornError
-from pronghorn.ids import Fence
+from pronghorn.ids import Fence, Incarnation
+from pronghorn.ledger import Held, Kind
 from pronghorn.tasks import Owner
 from pronghorn.wire import DRAIN_METHOD, SERVER_CHANNEL_OPTIONS, SESSION_METHOD, STATUS_METHOD
 from protos import node_pb2
@@ -121,6 +122,12 @@ class SessionService:
     async def start(self) -> None:
         assert self._server is not None, "the server was not bound"
         await self._server.start()
+
+    def held(self) -> list[Held]:
+        """The sessions, and what waits for them."""
+        peers = [(s.peer.name, Incarnation(s.peer.incarnation), s.unsaid) for s in self._sessions]
+        sessions = [Held(Kind.SESSION, name, peer=peer) for name, peer, _ in peers]
+        return sessions + [Held(Kind.UNSAID, name, unsaid, peer=peer) for name, peer, unsaid in peers if unsaid]
 
     def ask_beats(self) -> None:
         """Tell every orchestrator now what the next heartbeat would have told it."""

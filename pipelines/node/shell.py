@@ -9,6 +9,7 @@ runs belongs to one owner; nothing touches the block memory once the engine is s
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
 import os
@@ -22,11 +23,15 @@ from kvcache.contents import CacheContents
 from kvcache.handshake import Identity
 from kvcache.registration import Registration
 from kvcache.registry import NodeRecord, NodeRegistry
+from operations.metrics import Metrics, Reading
+from operations.port import Operations
+from operations.server import OperationsServer
 from pipelines.node.batch_log import BatchLog
 from pipelines.node.block_feed import events_of
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
 from pipelines.node.grace import Grace
+from pipelines.node.readiness import Strays, overdue_reason, silence_reason
 from pipelines.node.session import Session
 from pipelines.node.session_service import MethodHandlers, Server, SessionService, grpc_server
 from pipelines.runtime.messages import ResetPrefixCache, StepReport
@@ -36,9 +41,16 @@ from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.errors import EngineDied, NodeLost, NodeRefused, Overloaded, PronghornError, Unavailable
 from pronghorn.ids import Fence, NodeName, new_incarnation
+from pronghorn.ledger import Held, Kind, Ledger
 from pronghorn.tasks import Owner
 
 log = logging.getLogger(__name__)
+
+
+STOCK_PERIOD_S = 2.0
+"""How often an engine that holds blocks is asked whose they are."""
+STOCK_WITHIN_S = 2.0
+"""What an engine may take to answer whoever asks for the ledger: a step, and some."""
 
 
 class NodeState(enum.Enum):
@@ -73,6 +85,15 @@ class NodeWork(Protocol):
 
     def sweep(self, now_s: float) -> None:
         """Called every HEARTBEAT_PERIOD_S."""
+
+    def held(self, now_s: float) -> list[Held]:
+        """What the work holds for requests, and its tasks."""
+
+    def holds(self) -> set[str]:
+        """The owners of its attempts, as the ledger names them."""
+
+    def overdue_s(self, now_s: float) -> float:
+        """How long the worst attempt is past its deadline; 0 where none is."""
 
     def fail_all(self, error: PronghornError) -> None:
         """The last word of everything in flight."""
@@ -117,6 +138,10 @@ class NodeShell:
         self._registration = Registration(registry, config.lease_s, self.record)
         self.registered_at_unix_s = time.time()
         self._owner = Owner(name, self._on_task_failure)
+        self.operations_address: str | None = None
+        self._operations: OperationsServer | None = None
+        self._strays = Strays()
+        self._stock_asked_s = clock.now_s()
         self._work: NodeWork
         self._grace = Grace()
         self._leaving: asyncio.Task[None] | None = None
@@ -163,6 +188,11 @@ class NodeShell:
             raise Unavailable(f"node {self.name} is unhealthy: {reason}")
         if self.state is NodeState.SERVING:
             self._registration.begin(self._owner)
+
+    async def serve_operations(self) -> None:
+        """Open the operations port, on the interface of the gRPC server; to be called before the node registers."""
+        self._operations = OperationsServer(self.operations())
+        self.operations_address = await self._operations.start(self._config.bind_host, self._config.dial_host)
 
     def leave(self, grace_s: float) -> None:
         """Begin to leave: out of the registry, no new work, at most `grace_s` for what runs, then stop.
@@ -211,6 +241,8 @@ class NodeShell:
         await self._work.stop(grace_s)
         await self._owner.stop(grace_s)
         await self.link.stop(grace_s)
+        if self._operations is not None:
+            await self._operations.stop()
 
     def _move(self, state: NodeState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.name}: {self.state} -> {state}"
@@ -219,6 +251,7 @@ class NodeShell:
     async def _sweep(self) -> None:
         while True:
             self._work.sweep(self._clock.now_s())
+            self._look_for_strays()
             await asyncio.sleep(HEARTBEAT_PERIOD_S)
 
     def _on_report(self, report: StepReport) -> None:
@@ -227,6 +260,18 @@ class NodeShell:
             self.contents.apply(report.cache_changes)
             self._service.cache_changed(events_of(report.cache_changes))
         self._work.on_report(report)
+        if report.stock is not None:
+            self._strays.note(report.stock.held, self._work.holds(), self._clock.now_s())
+
+    def _look_for_strays(self) -> None:
+        """Have the engine say what it holds while it holds anything; what comes is compared in `_on_report`."""
+        now_s = self._clock.now_s()
+        if self.link.load.held_blocks == 0:
+            self._strays.clear()
+        elif now_s - self._stock_asked_s >= STOCK_PERIOD_S and self.link.unhealthy_reason() is None:
+            self._stock_asked_s = now_s
+            with contextlib.suppress(Overloaded, EngineDied):
+                self.link.ask_stock()
 
     def _on_engine_death(self, error: PronghornError) -> None:
         log.error("node %s: the engine is gone, %d in flight fail: %s", self.name, self._work.in_flight, error.message)
@@ -275,7 +320,54 @@ class NodeShell:
             host=self._config.dial_host,
             pid=os.getpid(),
             registered_at_unix_s=self.registered_at_unix_s,
+            operations_address=self.operations_address,
         )
+
+    # --- to operators -------------------------------------------------------------------------------------------------
+
+    def operations(self) -> Operations:
+        return Operations(self.ready, self.ledger, Metrics(self._config.engine.model_name, self.role, self._reading))
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether this node could do its work now. Peers have no part in it."""
+        now_s, patience_s = self._clock.now_s(), self._config.unready_after_s
+        reason = (
+            (None if self.state is NodeState.SERVING else f"the node is {self.state.value}")
+            or self.unhealthy_reason()
+            or silence_reason(self.link.quiet_s, patience_s)
+            or self._strays.reason(now_s, patience_s)
+            or overdue_reason(self._work.overdue_s(now_s), patience_s)
+        )
+        return reason is None, reason or "serving"
+
+    async def ledger(self) -> Ledger:
+        stock = await self.link.stock(STOCK_WITHIN_S)
+        held = self._held() + (stock or [])
+        return Ledger(self.name, self.role, self.incarnation, held, engine_answered=stock is not None)
+
+    def _held(self) -> list[Held]:
+        tasks = [Held(Kind.TASK, name) for name in self._owner.running]
+        return self._work.held(self._clock.now_s()) + self._service.held() + tasks
+
+    def _reading(self) -> Reading:
+        load, counters, engine = self.link.load, self.counters.snapshot(), self._config.engine
+        gauges = {
+            "ready": float(self.ready()[0]),
+            "num_requests_running": load.running,
+            "num_requests_waiting": load.waiting,
+            "num_requests_awaiting_blocks": load.awaiting_blocks,
+            "kv_cache_usage_perc": load.held_blocks / load.total_blocks if load.total_blocks else 0.0,
+            "num_blocks": load.total_blocks,
+            "num_free_blocks": load.free_blocks,
+            "num_cached_blocks": load.cached_blocks,
+        }
+        held = [*self._held(), Held(Kind.BLOCKS, "", load.held_blocks)]
+        held.append(Held(Kind.SEQUENCE, "", load.running + load.waiting + load.awaiting_blocks))
+        totals = {
+            "prompt_tokens": counters.pop("prompt_tokens", 0),
+            "generation_tokens": counters.pop("generated_tokens", 0),
+        }
+        return Reading(gauges, held, counters, totals, (engine.block_tokens, load.total_blocks))
 
     def autoscaling_stats(self) -> dict[str, float]:
         load = self.link.load

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvcache.memory import BlockMemory
 from pipelines.runtime.config import EngineConfig
-from pipelines.runtime.messages import EngineCommand, EngineMessage, EngineReady, StepReport, Stop
+from pipelines.runtime.messages import EngineCommand, EngineMessage, EngineReady, StepReport, Stock, Stop, TakeStock
 from pipelines.runtime.request_failures import RequestFailures
 from pipelines.runtime.scheduler import Batch, Scheduler
 from pipelines.types.batch import CompletedBatchStats, TextGenerationInputs
@@ -79,6 +79,8 @@ class EngineLoop:
         self._report_due_s = clock.now_s()
         self._stepped = False
         self._stopping = False
+        self._stock_asked: int | None = None
+        """The number of a `TakeStock` that has no answer yet."""
 
     def run(self) -> None:
         """Until `Stop`. Raises InboxClosed when the shell is gone, and what the pipeline raises for the whole step."""
@@ -113,9 +115,16 @@ class EngineLoop:
             if isinstance(command, Stop):
                 self._stopping = True
                 break
+            if isinstance(command, TakeStock):
+                self._stock_asked = command.number
+                continue
             self._scheduler.handle(command, self._clock.now_s())
             self._copy_blocks()
         return bool(commands)
+
+    def _take_stock(self) -> Stock | None:
+        number, self._stock_asked = self._stock_asked, None
+        return None if number is None else Stock(number, self._scheduler.held(self._clock.now_s()))
 
     def _step(self) -> Generator[Batch, None, tuple[CompletedBatchStats | None, int]]:
         """Compute a batch; what it came to, and its prompt tokens."""
@@ -152,7 +161,8 @@ class EngineLoop:
     def _report(self, stats: CompletedBatchStats | None = None, prompt_tokens: int = 0) -> None:
         scheduler = self._scheduler
         changes = scheduler.take_cache_changes()
-        self._outbox.put(StepReport(scheduler.take_events(), scheduler.load(), stats, prompt_tokens, changes))
+        events, load, stock = scheduler.take_events(), scheduler.load(), self._take_stock()
+        self._outbox.put(StepReport(events, load, stats, prompt_tokens, changes, stock))
         self._report_due_s = self._clock.now_s() + self._report_period_s
 
 

@@ -18,6 +18,7 @@ from pipelines.types.status import GenerationStatus
 from pipelines.types.text_context import TextContext
 from pronghorn.errors import ErrorRecord
 from pronghorn.ids import Fence
+from pronghorn.ledger import Held
 
 # --- commands: shell -> engine ---------------------------------------------------------------------------------------
 
@@ -75,11 +76,18 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Forget every cached block that nobody holds."""
 
 
+class TakeStock(msgspec.Struct, frozen=True, tag=True):
+    """Say what is held, in a report's `stock` under this number: the next report, or the one after the step that is
+    being computed."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop after the step in progress."""
 
 
-EngineCommand = Admit | Adopt | PrefillHere | Prefill | Release | ResetPrefixCache | Stop
+EngineCommand = Admit | Adopt | PrefillHere | Prefill | Release | ResetPrefixCache | TakeStock | Stop
 
 # --- events: engine -> shell -----------------------------------------------------------------------------------------
 
@@ -146,6 +154,13 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Decode: sequences whose blocks are being pulled. Prefill: finished prompts whose blocks are being read."""
 
 
+class Stock(msgspec.Struct, frozen=True):
+    """Everything that an engine holds for attempts. `number` is that of the `TakeStock` it answers."""
+
+    number: int
+    held: list[Held]
+
+
 class StepReport(msgspec.Struct, frozen=True, tag=True):
     """One per step, and one at least every `EngineConfig.report_period_s` when idle."""
 
@@ -156,6 +171,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     """Of the batch's input tokens, those of prompts; the others are each a sequence's last token."""
     cache_changes: list[CacheChange] = []
     """What can be found in the pools since the report before, and what cannot any more, in order."""
+    stock: Stock | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

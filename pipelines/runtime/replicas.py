@@ -4,8 +4,8 @@ Knows pools and slots. Must not know commands, states or what a batch is. Invari
 slot and all its blocks on one replica, the least loaded one that has room.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Generic
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Generic
 
 from kvcache.block import BlockCopy
 from kvcache.hashing import BlockHasher
@@ -14,6 +14,7 @@ from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.replica import Replica, WorkT
 from pipelines.runtime.reservation import reserve_prompt
+from pronghorn.ledger import Held, Kind
 
 
 def new_caches(config: EngineConfig, hasher: BlockHasher) -> list[PrefixCache]:
@@ -102,6 +103,20 @@ class Replicas(Generic[WorkT]):
             "held_blocks": sum(pool.held for pool in pools),
             "cached_blocks": sum(pool.cached for pool in pools),
         }
+
+    def blocks_held(self, holders: Mapping[Any, tuple[str, float]]) -> list[Held]:
+        """A row for each owner of blocks, with the name and age of `holders`, and one for blocks that nobody owns.
+        Tables may share blocks, so that the rows' sum may exceed what is held."""
+        rows = []
+        for replica in self.all:
+            tables = {owner: replica.cache.table(owner) for owner in replica.cache.owners}
+            for owner, table in tables.items():
+                name, age_s = holders.get(owner, (str(owner), None))
+                rows.append(Held(Kind.BLOCKS, name, len(table), age_s))
+            owned = len({block for table in tables.values() for block in table})
+            if lost := replica.cache.stats().held - owned:
+                rows.append(Held(Kind.BLOCKS, "", lost, note=f"held by nobody, on replica {replica.index}"))
+        return rows
 
     def check(self) -> None:
         for replica in self.all:

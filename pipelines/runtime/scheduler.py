@@ -16,6 +16,7 @@ from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import PronghornError
 from pronghorn.ids import RequestID
+from pronghorn.ledger import Held
 
 Batch = TextGenerationInputs[TextContext]
 
@@ -60,6 +61,9 @@ class Scheduler(Protocol):
         """Block ids of a request of the batch, in position order: the pipeline's `BlockTables`."""
 
     def load(self) -> EngineLoad: ...
+
+    def held(self, now_s: float) -> list[Held]:
+        """Every attempt, its blocks, and blocks that no attempt has: a pass over everything that is held."""
 
     @property
     def has_work(self) -> bool:

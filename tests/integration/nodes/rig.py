@@ -60,6 +60,8 @@ MODEL = "canary"
 PATIENCE_S = 10.0
 """Bound on everything that a test waits for; nothing comes near it unless the test fails."""
 
+UNREADY_AFTER_S = 0.4
+
 Node = PrefillNode | DecodeNode
 Frames = Callable[[bytes], AsyncGenerator[bytes, None]]
 
@@ -224,6 +226,7 @@ class Rig:
             port=port,
             drain_timeout_s=2.0,
             stop_grace_s=1.0,
+            unready_after_s=UNREADY_AFTER_S,
         )
 
     async def prefill(
