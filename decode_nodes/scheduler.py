@@ -35,12 +35,17 @@ from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.messages import (
     Admit,
     Adopt,
+    EndHold,
     EngineCommand,
     EngineEvent,
     EngineLoad,
     Failed,
+    HoldEvent,
+    ImportBlocks,
+    LeaseBlocks,
     Prefill,
     PrefillHere,
+    PublishBlocks,
     Release,
     Reserved,
     ResetPrefixCache,
@@ -224,6 +229,8 @@ class DecodeScheduler:
             case Release():
                 for sequence in self._family_of(command.fence):
                     self._end(sequence, Event.RELEASE)
+            case LeaseBlocks() | ImportBlocks() | PublishBlocks() | EndHold():
+                self._replicas.holds.handle(command)
             case ResetPrefixCache():
                 self._replicas.reset_prefix_caches()
             case Prefill() | TakeStock() | Stop():
@@ -270,14 +277,16 @@ class DecodeScheduler:
         return True
 
     def _admit_waiting(self) -> None:
-        """Give blocks and slots to those that wait, in order, until one finds no room."""
-        while self._waiting:
-            sequence = self._waiting[0]
+        """Give blocks and slots to those that wait, in order, until one finds no room. A local prompt whose prefix is
+        being computed for another waits for that."""
+        for sequence in list(self._waiting):
+            if sequence.prefill_here and self._replicas.better_waits(sequence):
+                continue
             # A block for each that runs stays free: an arrival that took the last one would be preempted at once.
             replica = self._replicas.place(sequence.fence, sequence, self._needed_tokens(sequence), room_to_grow=True)
             if replica is None:
                 return
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             sequence.replica = replica
             self._apply(sequence, Event.RESERVE_HERE if sequence.prefill_here else Event.RESERVE)
             if sequence.state is State.PULLING:
@@ -384,6 +393,8 @@ class DecodeScheduler:
             sequence.replica.move(sequence, before, STAGES.get(sequence.state))
         if sequence.state is State.WAITING:
             sequence.replica = None
+        elif event in (Event.RESERVE_HERE, Event.PREFILL_HERE):
+            self._cache(sequence).promise(sequence.fence)
 
     def _refuse(self, fence: Fence, error: PronghornError) -> None:
         self._events.append(Failed(fence, error.record()))
@@ -392,7 +403,7 @@ class DecodeScheduler:
 
     @property
     def has_events(self) -> bool:
-        return bool(self._events)
+        return bool(self._events) or self._replicas.holds.has_events
 
     def take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
@@ -401,6 +412,9 @@ class DecodeScheduler:
     def take_ended(self) -> list[RequestID]:
         ended, self._ended = self._ended + self._padding.take_released(), []
         return ended
+
+    def take_hold_events(self) -> list[HoldEvent]:
+        return self._replicas.holds.take_events()
 
     def take_cache_changes(self) -> list[CacheChange]:
         return self._replicas.take_cache_changes()
@@ -438,7 +452,8 @@ class DecodeScheduler:
         self._batcher.check()
         for replica in self._replicas:
             mine = {sequence.fence for sequence in self._attempts if sequence.replica is replica}
-            owners = {owner for owner in replica.cache.owners if not self._padding.holds(owner)}
+            strangers = (self._padding.holds, self._replicas.holds.__contains__)
+            owners = {owner for owner in replica.cache.owners if not any(hold(owner) for hold in strangers)}
             assert owners == mine, f"owners of blocks {owners}, sequences {mine}"
             for stage, queue in replica.queues.items():
                 standing = [s for s in self._attempts if s.replica is replica and STAGES.get(s.state) is stage]

@@ -13,10 +13,10 @@ the first one, whose blocks it shares; else it waits as one that was preempted d
 that the blocks stay held until it says `Release`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pipelines.runtime.replica import Replica, Stage
+from pipelines.runtime.replica import Chain, Replica, Stage
 from pipelines.types.text_context import TextContext
 from pronghorn.deadline import Deadline
 from pronghorn.ids import Fence
@@ -96,6 +96,7 @@ class Sequence:
     """Where its prompt is computed once it has blocks; preemption makes it true."""
     arrival: int
     """Its place in the order of those that came; preemption does not change it."""
+    chain: Chain = field(default_factory=Chain)
     state: State = State.WAITING
     replica: "Replica[Sequence] | None" = None
     """Where its blocks are, while it holds any."""

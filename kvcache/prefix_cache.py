@@ -42,6 +42,8 @@ class _Table:
     """Leading blocks that are full, final and findable, those of `match` included."""
     shared: int = 0
     """Leading blocks that `fork` shared out: full and final, findable or not."""
+    promised: list[BlockHash] = field(default_factory=list)
+    """What `promise` said will be published from this table, as far as it has not been; next one first."""
 
 
 class PrefixCache:
@@ -66,6 +68,7 @@ class PrefixCache:
         self.journal = journal or CacheJournal()
         self._pool = BlockPool(num_blocks, first_block, self.journal)
         self._tables: dict[Hashable, _Table] = {}
+        self._promised: Counter[BlockHash] = Counter()
 
     @property
     def owners(self) -> KeysView[Hashable]:
@@ -80,11 +83,12 @@ class PrefixCache:
     def stats(self) -> PoolStats:
         return self._pool.stats()
 
-    def claim(self, owner: Hashable, root: bytes) -> None:
-        """Open an empty table. `root` is `BlockHasher.root(salt)`. ValueError where `owner` has one already."""
+    def claim(self, owner: Hashable, root: bytes, chain: list[BlockHash] | None = None) -> None:
+        """Open an empty table. `root` is `BlockHasher.root(salt)`; `chain`, what is known of the sequence's hashes, is
+        kept up to date. ValueError where `owner` has a table already."""
         if owner in self._tables:
             raise ValueError(f"{owner} holds blocks already")
-        self._tables[owner] = _Table(root)
+        self._tables[owner] = _Table(root, hashes=[] if chain is None else chain)
 
     def match(self, owner: Hashable, tokens: NDArray[np.int64]) -> int:
         """Attach the longest cached run of blocks that leads `tokens`; how many tokens they hold.
@@ -96,16 +100,14 @@ class PrefixCache:
             raise ValueError(f"{owner} has reserved blocks; a cached run cannot be attached behind them")
         if not self._caching:
             return 0
-        reusable = max(0, len(tokens) - 1) // self.block_tokens
+        reusable = self.reusable_blocks(len(tokens))
         self._extend_chain(table, tokens, reusable)
-        for block_hash in table.hashes[table.cached : reusable]:
-            block_id = self._pool.find(block_hash)
-            if block_id is None:
-                break
-            self._pool.hold(block_id)
-            table.blocks.append(block_id)
-        table.cached = table.published = len(table.blocks)
+        self._hold_found(table, reusable)
         return table.cached * self.block_tokens
+
+    def reusable_blocks(self, num_tokens: int) -> int:
+        """Of a prompt of so many tokens, the blocks that `match` could attach."""
+        return max(0, num_tokens - 1) // self.block_tokens
 
     def missing_blocks(self, owner: Hashable, num_tokens: int) -> int:
         """How many more blocks `owner` needs so that its first `num_tokens` tokens fit."""
@@ -120,6 +122,96 @@ class PrefixCache:
         if missing > self._pool.num_free:
             raise self._insufficient(owner, num_tokens, missing)
         self._table(owner).blocks += self._pool.take(missing)
+
+    # --- what is being computed --------------------------------------------------------------------------------------
+
+    def promise(self, owner: Hashable) -> None:
+        """The blocks that `match` looked for in vain will be computed in this table, and can be waited for until they
+        are published or the table is closed."""
+        table = self._table(owner)
+        table.promised = table.hashes[table.published : len(table.blocks)]
+        self._promised.update(table.promised)
+
+    def break_promise(self, owner: Hashable) -> None:
+        table = self._table(owner)
+        self._settle_promises(table, len(table.promised))
+
+    def awaited(self, root: bytes, chain: list[BlockHash], tokens: NDArray[np.int64]) -> BlockHash | None:
+        """The block of `tokens` that is the first to be missing here, where it is promised. Extends `chain`."""
+        if not self._caching or not self._promised:
+            return None
+        reusable = self.reusable_blocks(len(tokens))
+        self._extend_chain(_Table(root, hashes=chain), tokens, reusable)
+        found = self.found_run(chain[:reusable])
+        return chain[found] if found < reusable and self.is_promised(chain[found]) else None
+
+    def is_promised(self, block_hash: BlockHash) -> bool:
+        return self._promised[block_hash] > 0
+
+    def promised_run(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of the first of these are promised, and cannot be found yet."""
+        count = 0
+        while count < len(hashes) and self._promised[hashes[count]] and self._pool.find(hashes[count]) is None:
+            count += 1
+        return count
+
+    def _settle_promises(self, table: _Table, count: int) -> None:
+        kept, table.promised = table.promised[:count], table.promised[count:]
+        for block_hash in kept:
+            self._promised[block_hash] -= 1
+            if not self._promised[block_hash]:
+                del self._promised[block_hash]
+
+    # --- blocks for others -------------------------------------------------------------------------------------------
+
+    def found_run(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of the first of these can be found."""
+        count = 0
+        while count < len(hashes) and self._pool.find(hashes[count]) is not None:
+            count += 1
+        return count
+
+    def lease(self, owner: Hashable, hashes: Sequence[BlockHash]) -> int:
+        """Hold the run of blocks that leads `hashes` for `owner`, as far as they can be found, or, where `owner` holds
+        some already, what has become findable behind them; how many are held. They are read, never written."""
+        if owner not in self._tables:
+            self._tables[owner] = _Table(b"", hashes=list(hashes))
+        table = self._table(owner)
+        self._hold_found(table, len(table.hashes))
+        return len(table.blocks)
+
+    def import_run(self, owner: Hashable, hashes: Sequence[BlockHash], keep_free: int) -> int | None:
+        """Hold blocks for all of `hashes`, the chain of a sequence from its start: those that can be found, and empty
+        ones behind them, to be written. How many were found; None, and nothing held, where fewer than `keep_free`
+        blocks would stay free."""
+        table = self._tables[owner] = _Table(b"", hashes=list(hashes))
+        self._hold_found(table, len(hashes))
+        missing = len(hashes) - len(table.blocks)
+        if not self._caching or self._pool.num_free - missing < keep_free:
+            self.release(owner)
+            return None
+        found = len(table.blocks)
+        table.blocks += self._pool.take(missing)
+        return found
+
+    def publish_imported(self, owner: Hashable, blocks: int) -> None:
+        """The first `blocks` of what `import_run` holds have their bytes."""
+        table = self._table(owner)
+        assert table.published <= blocks <= len(table.hashes), f"{owner} imported {blocks} of {len(table.hashes)}"
+        for position in range(table.published, blocks):
+            self._publish(table, position)
+        table.published = blocks
+
+    def _hold_found(self, table: _Table, end: int) -> None:
+        for block_hash in table.hashes[len(table.blocks) : end]:
+            block_id = self._pool.find(block_hash)
+            if block_id is None:
+                break
+            self._pool.hold(block_id)
+            table.blocks.append(block_id)
+        table.cached = table.published = len(table.blocks)
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def copy_from(self, owner: Hashable, others: Sequence["PrefixCache"]) -> list[BlockCopy]:
         """Take over what `others` have of the run that `match` began: the copies to make into blocks that `owner` has
@@ -183,6 +275,7 @@ class PrefixCache:
         self._extend_chain(table, tokens, full)
         for position in range(table.published, full):
             self._publish(table, position)
+        self._settle_promises(table, full - table.published)
         table.published = full
 
     def table(self, owner: Hashable) -> list[BlockId]:
@@ -195,7 +288,9 @@ class PrefixCache:
 
     def release(self, owner: Hashable) -> None:
         """Close the table and give its blocks back, the last one first: it will be the first to be evicted."""
-        self._pool.release(self._table(owner).blocks)
+        table = self._table(owner)
+        self._settle_promises(table, len(table.promised))
+        self._pool.release(table.blocks)
         del self._tables[owner]
 
     def findable(self) -> KeysView[BlockHash]:
@@ -215,6 +310,8 @@ class PrefixCache:
             assert counted == listed, f"block {block_id} counts {counted} holders and is in {listed} tables"
         for owner, table in self._tables.items():
             self._check_table(owner, table)
+        promised = Counter(block_hash for table in self._tables.values() for block_hash in table.promised)
+        assert promised == self._promised, "the count of promised blocks is off"
 
     def _check_table(self, owner: Hashable, table: _Table) -> None:
         assert 0 <= table.cached <= table.published <= len(table.blocks), f"{owner}: {table}"

@@ -11,7 +11,7 @@ shell may be reading, so that the blocks stay held until it says `Release`.
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pipelines.runtime.replica import Replica, Stage
+from pipelines.runtime.replica import Chain, Replica, Stage
 from pipelines.types.text_context import TextContext
 from pronghorn.deadline import Deadline
 from pronghorn.ids import Fence
@@ -64,6 +64,7 @@ class Prompt:
     """Block positions asked for and not yet reported, ascending."""
     arrival: int
     """Its place in the order of those that came."""
+    chain: Chain = field(default_factory=Chain)
     prompt_tokens: int = field(init=False)
     state: State = State.WAITING
     replica: "Replica[Prompt] | None" = None

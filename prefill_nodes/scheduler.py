@@ -27,13 +27,18 @@ from pipelines.runtime.messages import (
     Admit,
     Adopt,
     ChunkReady,
+    EndHold,
     EngineCommand,
     EngineEvent,
     EngineLoad,
     Failed,
     FirstToken,
+    HoldEvent,
+    ImportBlocks,
+    LeaseBlocks,
     Prefill,
     PrefillHere,
+    PublishBlocks,
     Release,
     ResetPrefixCache,
     Stop,
@@ -113,6 +118,8 @@ class PrefillScheduler:
             case Release():
                 if (prompt := self._attempts.get(command.fence)) is not None:
                     self._end(prompt, Event.RELEASE)
+            case LeaseBlocks() | ImportBlocks() | PublishBlocks() | EndHold():
+                self._replicas.holds.handle(command)
             case ResetPrefixCache():
                 self._replicas.reset_prefix_caches()
             case Admit() | Adopt() | PrefillHere() | TakeStock() | Stop():
@@ -172,15 +179,18 @@ class PrefillScheduler:
         return True
 
     def _admit_waiting(self) -> None:
-        """Give blocks and slots to those that wait, in order, until one finds no room."""
-        while self._waiting:
-            prompt = self._waiting[0]
+        """Give blocks and slots to those that wait, in order, until one finds no room. Whose prefix is being computed
+        for another waits for that."""
+        for prompt in list(self._waiting):
+            if self._replicas.better_waits(prompt):
+                continue
             replica = self._replicas.place(prompt.fence, prompt, prompt.prompt_tokens, room_to_grow=False)
             if replica is None:
                 return
-            self._waiting.popleft()
+            self._waiting.remove(prompt)
             prompt.replica = replica
             self._apply(prompt, Event.RESERVE)
+            replica.cache.promise(prompt.fence)
             self._report_complete_blocks(prompt)
 
     # --- ends --------------------------------------------------------------------------------------------------------
@@ -189,6 +199,7 @@ class PrefillScheduler:
         if prompt.read:
             self._leave(prompt)
             self._attempts.retire(prompt)
+            self._cache(prompt).break_promise(prompt.fence)
             self._apply(prompt, Event.CONDEMN)
         else:
             self._end(prompt, Event.FAIL)
@@ -222,7 +233,7 @@ class PrefillScheduler:
 
     @property
     def has_events(self) -> bool:
-        return bool(self._events)
+        return bool(self._events) or self._replicas.holds.has_events
 
     def take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
@@ -231,6 +242,9 @@ class PrefillScheduler:
     def take_ended(self) -> list[RequestID]:
         ended, self._ended = self._ended, []
         return ended
+
+    def take_hold_events(self) -> list[HoldEvent]:
+        return self._replicas.holds.take_events()
 
     def take_cache_changes(self) -> list[CacheChange]:
         return self._replicas.take_cache_changes()
@@ -266,7 +280,8 @@ class PrefillScheduler:
         self._batcher.check()
         for replica in self._replicas:
             mine = [prompt for prompt in self._attempts if prompt.replica is replica]
-            assert set(replica.cache.owners) == {prompt.fence for prompt in mine}
+            owners = {owner for owner in replica.cache.owners if owner not in self._replicas.holds}
+            assert owners == {prompt.fence for prompt in mine}
             computing = [prompt for prompt in mine if prompt.state is State.COMPUTING]
             assert set(map(id, replica.prompts)) == set(map(id, computing)) and replica.slots == len(computing)
         waiting = [prompt for prompt in self._attempts if prompt.state is State.WAITING]

@@ -15,7 +15,7 @@ from kvcache.memory import BlockMemory
 from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import EngineLoop
-from pipelines.runtime.messages import EngineCommand, EngineMessage, EngineReady, Release, StepReport, Stop
+from pipelines.runtime.messages import FREES, EngineCommand, EngineMessage, EngineReady, StepReport
 from pipelines.runtime.replicas import new_caches
 from pipelines.runtime.reports import Reports
 from pipelines.runtime.scheduler import Batch, Scheduler
@@ -83,7 +83,7 @@ class SimEngine:
     def send(self, command: EngineCommand) -> None:
         if (death := self._reports.ended) is not None:
             raise EngineDied(death.message)
-        if len(self._inbox) >= self._config.max_waiting and not isinstance(command, Release | Stop):
+        if len(self._inbox) >= self._config.max_waiting and not isinstance(command, FREES):
             raise Overloaded(f"{len(self._inbox)} commands wait for the engine of {self.process.name} already")
         self._reports.note_command()
         self._inbox.append(command)

@@ -160,9 +160,16 @@ class EngineLoop:
 
     def _report(self, stats: CompletedBatchStats | None = None, prompt_tokens: int = 0) -> None:
         scheduler = self._scheduler
-        changes = scheduler.take_cache_changes()
-        events, load, stock = scheduler.take_events(), scheduler.load(), self._take_stock()
-        self._outbox.put(StepReport(events, load, stats, prompt_tokens, changes, stock))
+        report = StepReport(
+            events=scheduler.take_events(),
+            load=scheduler.load(),
+            stats=stats,
+            prompt_tokens=prompt_tokens,
+            holds=scheduler.take_hold_events(),
+            cache_changes=scheduler.take_cache_changes(),
+            stock=self._take_stock(),
+        )
+        self._outbox.put(report)
         self._report_due_s = self._clock.now_s() + self._report_period_s
 
 

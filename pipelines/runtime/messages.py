@@ -8,6 +8,8 @@ back on its own account: it reports a `Failed` and waits for `Release`. So a lat
 of one, cannot exist.
 """
 
+from typing import NewType
+
 import msgspec
 
 from kvcache.journal import CacheChange
@@ -87,7 +89,45 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop after the step in progress."""
 
 
-EngineCommand = Admit | Adopt | PrefillHere | Prefill | Release | ResetPrefixCache | TakeStock | Stop
+HoldId = NewType("HoldId", str)
+"""Names blocks that the engine holds for its shell itself: `holds.py`."""
+
+
+class LeaseBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Hold the blocks that lead `hashes`, to be read. Answered by `Leased`, again whenever there is more of them."""
+
+    hold: HoldId
+    hashes: list[bytes]
+
+
+class ImportBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Hold blocks for `hashes`, the chain of a sequence from its start, to be written where they cannot be found.
+
+    Answered by `Importing` or `HoldRefused`."""
+
+    hold: HoldId
+    hashes: list[bytes]
+
+
+class PublishBlocks(msgspec.Struct, frozen=True, tag=True):
+    """The first `blocks` of an import hold their bytes, found ones included; the others are not written any more."""
+
+    hold: HoldId
+    blocks: int
+
+
+class EndHold(msgspec.Struct, frozen=True, tag=True):
+    """Nobody reads or writes these blocks any more. Unknown holds are fine: the word may be late."""
+
+    hold: HoldId
+
+
+HoldCommand = LeaseBlocks | ImportBlocks | PublishBlocks | EndHold
+
+EngineCommand = Admit | Adopt | PrefillHere | Prefill | Release | ResetPrefixCache | TakeStock | Stop | HoldCommand
+
+FREES = Release | EndHold | Stop
+"""Never refused, however many commands wait."""
 
 # --- events: engine -> shell -----------------------------------------------------------------------------------------
 
@@ -141,6 +181,31 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 EngineEvent = Reserved | ChunkReady | FirstToken | TokenDelta | Failed
 
 
+class Leased(msgspec.Struct, frozen=True, tag=True):
+    """`block_ids` are held behind those told before; `coming` more behind them are being computed here."""
+
+    hold: HoldId
+    block_ids: list[int]
+    coming: int
+
+
+class Importing(msgspec.Struct, frozen=True, tag=True):
+    """`block_ids[i]` is held for position i; the first `found` hold their bytes already, the others may be written."""
+
+    hold: HoldId
+    found: int
+    block_ids: list[int]
+
+
+class HoldRefused(msgspec.Struct, frozen=True, tag=True):
+    """No room for this import, or nothing is cached here at all."""
+
+    hold: HoldId
+
+
+HoldEvent = Leased | Importing | HoldRefused
+
+
 class EngineLoad(msgspec.Struct, frozen=True):
     """Gauges of one engine. `free + held == total`; `cached` counts free blocks whose bytes can still be reused."""
 
@@ -169,6 +234,8 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     stats: CompletedBatchStats | None = None
     prompt_tokens: int = 0
     """Of the batch's input tokens, those of prompts; the others are each a sequence's last token."""
+    holds: list[HoldEvent] = []
+    """What is said of the shell's own holds."""
     cache_changes: list[CacheChange] = []
     """What can be found in the pools since the report before, and what cannot any more, in order."""
     stock: Stock | None = None

@@ -16,7 +16,7 @@ class EnginePort(Protocol):
     def send(self, command: EngineCommand) -> None:
         """Queue a command; never blocks. Raises Overloaded where the bounded queue is full, EngineDied after death.
 
-        `Release` and `Stop` are always taken: what frees is never refused.
+        `FREES` are always taken: what frees is never refused.
         """
 
     async def receive(self) -> StepReport:

@@ -18,7 +18,15 @@ from kvcache.memory import BlockMemory
 from pipelines.runtime.child import RECEIVE_BYTES, StartEngine
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.framing import FrameReader, pack
-from pipelines.runtime.messages import EngineCommand, EngineFault, EngineMessage, EngineReady, Release, StepReport, Stop
+from pipelines.runtime.messages import (
+    FREES,
+    EngineCommand,
+    EngineFault,
+    EngineMessage,
+    EngineReady,
+    StepReport,
+    Stop,
+)
 from pipelines.runtime.output_lines import OutputLines
 from pipelines.runtime.reports import Reports
 from pipelines.types import wire
@@ -90,7 +98,7 @@ class ProcessEngine:
     def send(self, command: EngineCommand) -> None:
         if (death := self._reports.ended) is not None:
             raise EngineDied(death.message)
-        if len(self._outgoing) >= self._config.max_waiting and not isinstance(command, Release | Stop):
+        if len(self._outgoing) >= self._config.max_waiting and not isinstance(command, FREES):
             raise Overloaded(f"{len(self._outgoing)} commands wait for the engine of {self._name} already")
         self._reports.note_command()
         self._queue(pack(command))

@@ -8,6 +8,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
+from kvcache.hashing import BlockHash
 from kvcache.prefix_cache import PrefixCache
 from pipelines.types.text_context import TextContext
 
@@ -28,6 +29,19 @@ class Work(Protocol):
     @property
     def arrival(self) -> int:
         """Later ones have higher numbers; it stays with a sequence that starts over."""
+
+    @property
+    def chain(self) -> "Chain":
+        """The hashes of its prompt, as far as they were needed."""
+
+
+class Chain:
+    """What is known of a sequence's blocks before it holds any. Kept with it, so that it is hashed once."""
+
+    def __init__(self) -> None:
+        self.hashes: list[BlockHash] = []
+        self.awaited: BlockHash | None = None
+        """The first of them that it waits for, since it is being computed for somebody else."""
 
 
 WorkT = TypeVar("WorkT", bound=Work)

@@ -12,6 +12,7 @@ from kvcache.hashing import BlockHasher
 from kvcache.journal import CacheChange, CacheJournal
 from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.holds import BlockHolds
 from pipelines.runtime.replica import Replica, WorkT
 from pipelines.runtime.reservation import reserve_prompt
 from pronghorn.ledger import Held, Kind
@@ -44,6 +45,7 @@ class Replicas(Generic[WorkT]):
         ]
         self._copies: list[BlockCopy] = []
         self._journal = caches[0].journal
+        self.holds = BlockHolds(caches)
 
     def __iter__(self) -> Iterator[Replica[WorkT]]:
         return iter(self.all)
@@ -51,6 +53,16 @@ class Replicas(Generic[WorkT]):
     @property
     def caches(self) -> list[PrefixCache]:
         return [replica.cache for replica in self.all]
+
+    def better_waits(self, work: WorkT) -> bool:
+        """Whether what leads the prompt of `work` is being computed where it would go, and will be there to share."""
+        chain, context = work.chain, work.context
+        if context.awaits_prompt_log_probabilities:
+            return False
+        cache = min(self.all, key=lambda replica: replica.slots).cache
+        if chain.awaited is None or not cache.is_promised(chain.awaited):
+            chain.awaited = cache.awaited(self._hasher.root(context.cache_salt), chain.hashes, context.tokens[:])
+        return chain.awaited is not None
 
     def place(self, owner: Hashable, work: WorkT, num_tokens: int, *, room_to_grow: bool) -> Replica[WorkT] | None:
         """Blocks for `num_tokens` tokens of `work` on the least loaded replica that has a slot and these; None where
@@ -63,6 +75,7 @@ class Replicas(Generic[WorkT]):
                 self._hasher,
                 owner,
                 work.context,
+                work.chain.hashes,
                 num_tokens,
                 spare_blocks=replica.slots if room_to_grow else 0,
                 others=self._others[replica.index],

@@ -6,7 +6,7 @@ Knows prefix caches and a context's window. Must not know why the blocks are wan
 from collections.abc import Hashable, Sequence
 
 from kvcache.block import BlockCopy
-from kvcache.hashing import BlockHasher
+from kvcache.hashing import BlockHash, BlockHasher
 from kvcache.prefix_cache import PrefixCache
 from pipelines.types.text_context import TextContext
 
@@ -16,11 +16,13 @@ def reserve_prompt(
     hasher: BlockHasher,
     owner: Hashable,
     context: TextContext,
+    chain: list[BlockHash],
     num_tokens: int,
     spare_blocks: int,
     others: Sequence[PrefixCache] = (),
 ) -> list[BlockCopy] | None:
-    """Claim `owner`, attach its longest cached prefix, and reserve blocks for `num_tokens` tokens in all.
+    """Claim `owner`, attach its longest cached prefix, and reserve blocks for `num_tokens` tokens in all, with its
+    hashes in `chain`.
 
     Leaves `spare_blocks` free. On success the window of `context` begins behind the cached prefix, whose length is
     noted in `cached_prefix_length` the first time. What `others` have of the prefix beyond what is here comes in
@@ -30,7 +32,7 @@ def reserve_prompt(
     reusable_blocks = (len(context.tokens) - 1) // cache.block_tokens
     if -(-needed_tokens // cache.block_tokens) - reusable_blocks > cache.stats().free:
         return None  # not even if all of it is cached: a prompt that waits is not hashed anew at each step
-    cache.claim(owner, hasher.root(context.cache_salt))
+    cache.claim(owner, hasher.root(context.cache_salt), chain)
     if not context.awaits_prompt_log_probabilities:  # every row of such a prompt is to be computed
         cache.match(owner, context.tokens[:])
     if not cache.can_reserve(owner, needed_tokens):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kvcache.block import BlockCopy
 from kvcache.journal import CacheChange
-from pipelines.runtime.messages import EngineCommand, EngineEvent, EngineLoad
+from pipelines.runtime.messages import EngineCommand, EngineEvent, EngineLoad, HoldEvent
 from pipelines.types.batch import TextGenerationInputs
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
@@ -46,10 +46,13 @@ class Scheduler(Protocol):
 
     @property
     def has_events(self) -> bool:
-        """Whether `take_events` would give any."""
+        """Whether `take_events` would give any, or a hold was answered."""
 
     def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""
+
+    def take_hold_events(self) -> list[HoldEvent]:
+        """What is to be said of the shell's own holds since the last call, in order."""
 
     def take_cache_changes(self) -> list[CacheChange]:
         """What can be found in the pools since the last call, and what cannot any more, in order."""

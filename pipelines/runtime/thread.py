@@ -14,7 +14,7 @@ from typing import TypeVar
 from kvcache.memory import BlockMemory
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import BuildEngine, EngineLoop, InboxClosed
-from pipelines.runtime.messages import EngineCommand, EngineMessage, EngineReady, Release, StepReport, Stop
+from pipelines.runtime.messages import FREES, EngineCommand, EngineMessage, EngineReady, StepReport, Stop
 from pipelines.runtime.reports import CAPACITY, Reports
 from pronghorn.clock import SystemClock
 from pronghorn.errors import EngineDied, Overloaded, PronghornError
@@ -82,7 +82,7 @@ class ThreadEngine:
     def send(self, command: EngineCommand) -> None:
         if (death := self._reports.ended) is not None:
             raise EngineDied(death.message)
-        if len(self._inbox) >= self._config.max_waiting and not isinstance(command, Release | Stop):
+        if len(self._inbox) >= self._config.max_waiting and not isinstance(command, FREES):
             raise Overloaded(f"{len(self._inbox)} commands wait for the engine of {self._name} already")
         self._reports.note_command()
         self._inbox.put(command)
