@@ -219,6 +219,7 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "max_queue": service.max_in_flight,
         "default_deadline_s": service.deadline_s,
         "drain_s": service.drain_timeout_s,
+        "logits_processors": sorted(service.engine_settings.get("logits_processors", {})),
         "prefill_expected": service.prefill > 0,
         "prefix_caching": service.prefix_caching,
     }

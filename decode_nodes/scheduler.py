@@ -114,9 +114,10 @@ class DecodeScheduler:
             if (output := outputs.get(context.request_id)) is not None:
                 if sequence.state is State.PREFILLING:
                     self._apply(sequence, Event.PROMPT_DONE)
-                for sibling, first_output in self._fork(sequence, output.siblings, shared=True):
-                    self._deliver(sibling, first_output)
+                others = self._fork(sequence, output.siblings, shared=True)
                 self._deliver(sequence, output)
+                for other, first_output in others:
+                    self._deliver(other, first_output)
         self._admit_waiting()
 
     def _grow(self, replica: Replica[Sequence]) -> None:

@@ -40,5 +40,6 @@ def api_settings(config: OrchestratorConfig, started_unix_s: int) -> ApiSettings
         max_request_bytes=config.max_request_bytes,
         retry_after_s=config.retry_after_s,
         use_client_cache_salt=config.use_client_cache_salt,
+        logits_processors=frozenset(config.logits_processors),
         prefix_caching=config.prefix_caching,
     )

@@ -30,6 +30,8 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """What a refused client is told to wait."""
     max_request_bytes: int = 100 * MEBIBYTE
     use_client_cache_salt: bool = False
+    logits_processors: list[str] = []
+    """Names of the functions that the nodes' engines have."""
     prefix_caching: bool = True
     """Whether the nodes keep computed blocks; without it there is nothing to reset."""
 

@@ -8,12 +8,14 @@ from starlette.responses import Response
 
 from orchestrator.api.chunks import ChatChunks
 from orchestrator.api.documents import answers, request_body
+from orchestrator.api.logprobs import chat_logprobs
 from orchestrator.api.schema import AnswerMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
 from orchestrator.api.services import Services
 
 
 def chat_routes(services: Services) -> APIRouter:
     router = APIRouter()
+    bytes_of = services.tokenizer.token_bytes
 
     @router.post(
         "/v1/chat/completions", openapi_extra=request_body(ChatCompletionRequest), responses=answers(ChatCompletion)
@@ -22,10 +24,17 @@ def chat_routes(services: Services) -> APIRouter:
         prepared = await services.prepare(request, services.preparer.chat)
         created, model = int(time.time()), services.settings.model_name
         if prepared.stream:
-            return services.stream(prepared, ChatChunks(prepared.answer_id, created, model, prepared.include_usage))
+            chunks = ChatChunks(prepared.answer_id, created, model, prepared.include_usage, prepared.logprobs, bytes_of)
+            return services.stream(prepared, chunks)
         whole, usage = await services.answers(request, prepared)
         choices = [
-            ChatChoice(index=i, message=AnswerMessage(content=a.text), finish_reason=a.finish_reason)
+            ChatChoice(
+                index=i,
+                message=AnswerMessage(content=a.text),
+                logprobs=None if prepared.logprobs is None else chat_logprobs(a.logprobs, prepared.logprobs, bytes_of),
+                finish_reason=a.finish_reason,
+                token_ids=None if prepared.detokenize else a.token_ids,
+            )
             for i, a in enumerate(whole)
         ]
         body = ChatCompletion(id=prepared.answer_id, created=created, model=model, choices=choices, usage=usage)

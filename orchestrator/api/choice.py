@@ -1,18 +1,22 @@
 """One sequence from the generator's tokens to the text that a client may see.
 
 Text is released as soon as it is certain: whole characters only, never a stop string nor what follows one, never the
-token that ended the sequence. On a stop string the generator's context is left before the last piece is given out,
-which stops the work on the node.
+token that ended the sequence. Log probabilities come with the output that their token came in, whether its text is
+certain or not. When the last choice of a job has ended the generator's context is left before that last piece is given
+out, which stops the work on the node.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
+from orchestrator.api.logprobs import TokenLogprob, entries_of
 from orchestrator.ports import GenerationJob, Generator
 from pipelines.text.detokenizer import IncrementalDetokenizer
 from pipelines.text.stop_strings import StopStringScanner
 from pipelines.text.tokenizer import TextTokenizer
+from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import InternalError, Unavailable
@@ -27,31 +31,84 @@ class Piece:
     index: int
     text: str
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    """In place of text, where it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What is told of a choice beside what its tokens say."""
+
+    logprobs: bool = False
+    echo: str = ""
+    """The prompt's text, to lead the choice's."""
+    echoed_token: int | None = None
+    """The prompt's first token, where its log probabilities are to be told too: the first of them has none."""
+    prompt_only: bool = False
+    detokenize: bool = True
+
+
+PLAIN = Telling()
 
 
 class ChoiceText:
     """Pure: outputs in, pieces out; counts what `usage` tells."""
 
-    def __init__(self, index: int, tokenizer: TextTokenizer, stops: Sequence[str], end_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokenizer: TextTokenizer,
+        stops: Sequence[str],
+        end_ids: frozenset[int],
+        telling: Telling = PLAIN,
+    ) -> None:
         self._index = index
+        self._telling = telling
+        self._leading = telling.echo
+        self._leading_logprobs: list[TokenLogprob] = []
+        self.ended = False
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._scanner = StopStringScanner(stops)
         self._end_ids = end_ids
         self.completion_tokens = 0
         self.cached_tokens = 0
 
+    def note_prompt(self, log_probabilities: LogProbabilities) -> None:
+        """Of the prompt's tokens from the second on; they are told with the next output."""
+        if self._telling.echoed_token is not None:
+            self._leading_logprobs = [
+                TokenLogprob(self._telling.echoed_token, None, ()),
+                *entries_of([log_probabilities]),
+            ]
+
     def accept(self, output: TextGenerationOutput) -> Piece:
-        self.completion_tokens += len(output.tokens)
         if output.num_cached_tokens is not None:
             self.cached_tokens = output.num_cached_tokens
-        text = self._scanner.push(self._detokenizer.push(self._visible(output)))
+        visible = [] if self._telling.prompt_only else self._visible(output)
+        if not self._telling.prompt_only:
+            self.completion_tokens += len(output.tokens)
+        logprobs = tuple(self._leading_logprobs)
+        if self._telling.logprobs:
+            logprobs += tuple(islice(entries_of(output.log_probabilities or ()), len(visible)))
+        leading, self._leading, self._leading_logprobs = self._leading, "", []
+        piece = self._piece(output, visible, logprobs)
+        self.ended = piece.finish_reason is not None
+        return piece if not leading else replace(piece, text=leading + piece.text)
+
+    def _piece(self, output: TextGenerationOutput, visible: list[int], logprobs: tuple[TokenLogprob, ...]) -> Piece:
+        if not self._telling.detokenize:
+            ended = _finish_reason(output.final_status) if output.is_done else None
+            return Piece(self._index, "", ended, logprobs, tuple(visible))
+        text = self._scanner.push(self._detokenizer.push(visible))
         if output.is_done and not self._stopped():
             text += self._scanner.push(self._detokenizer.finish())
         if self._stopped():
-            return Piece(self._index, text, "stop")
+            return Piece(self._index, text, "stop", logprobs)
         if not output.is_done:
-            return Piece(self._index, text)
-        return Piece(self._index, text + self._scanner.finish(), _finish_reason(output.final_status))
+            return Piece(self._index, text, None, logprobs)
+        reason: FinishReason = "length" if self._telling.prompt_only else _finish_reason(output.final_status)
+        return Piece(self._index, text + self._scanner.finish(), reason, logprobs)
 
     def _stopped(self) -> bool:
         return self._scanner.matched is not None
@@ -69,13 +126,19 @@ def _finish_reason(status: GenerationStatus) -> FinishReason:
     return "length" if status is GenerationStatus.MAXIMUM_LENGTH else "stop"
 
 
-async def pieces(generator: Generator, job: GenerationJob, text: ChoiceText) -> AsyncGenerator[Piece, None]:
-    """The pieces of one sequence; the last one, and no other, has a finish reason. Close it to cancel the work."""
+async def pieces(generator: Generator, job: GenerationJob, texts: Sequence[ChoiceText]) -> AsyncGenerator[Piece, None]:
+    """The pieces of a job's choices; the last one of each, and no other, has a finish reason. Close it to cancel the
+    work. A choice that ends by its text alone is over, though its node learns of it only with the last one."""
     last: Piece | None = None
     async with generator.generate(job) as outputs:
         async for output in outputs:
-            piece = text.accept(output)
-            if piece.finish_reason is not None:
+            if output.prompt_log_probabilities is not None:
+                for text in texts:
+                    text.note_prompt(output.prompt_log_probabilities)
+            if texts[output.choice].ended:
+                continue
+            piece = texts[output.choice].accept(output)
+            if all(text.ended for text in texts):
                 last = piece
                 break
             yield piece

@@ -11,11 +11,16 @@ import msgspec
 
 from orchestrator.api.choice import Piece
 from orchestrator.api.errors import envelope
+from orchestrator.api.logprobs import BytesOf, chat_logprobs, completion_logprobs
 from orchestrator.api.schema import Usage
 from pronghorn.errors import PronghornError
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+
+
+def bytes_of_nothing(token: int) -> bytes:
+    return b""
 
 
 class Chunks(Protocol):
@@ -48,10 +53,20 @@ class _Tail:
 class ChatChunks:
     """The role comes once per choice, in its first chunk; a text never shares a chunk with a finish reason."""
 
-    def __init__(self, answer_id: str, created: int, model: str, include_usage: bool) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        include_usage: bool,
+        logprobs: int | None = None,
+        bytes_of: BytesOf = bytes_of_nothing,
+    ) -> None:
         self._head = _head(answer_id, "chat.completion.chunk", created, model)
         self._tail = _Tail(self._head, include_usage)
         self._text_end = '},"logprobs":null,"finish_reason":null}]' + self._tail.text
+        self._logprobs = logprobs
+        self._bytes_of = bytes_of
         self._begun: set[int] = set()
         self.usage = self._tail.usage
 
@@ -61,22 +76,55 @@ class ChatChunks:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             events = start + '"role":"assistant","content":"","refusal":null' + self._text_end
-        if piece.text:
-            events += start + '"content":' + quoted(piece.text) + self._text_end
+        if piece.logprobs and self._logprobs is not None:
+            told = msgspec.json.encode(chat_logprobs(piece.logprobs, self._logprobs, self._bytes_of)).decode()
+            end = f'}},"logprobs":{told},"finish_reason":null{_ids(piece)}}}]{self._tail.text}'
+            events += start + '"content":' + quoted(piece.text) + end
+        elif piece.text or piece.token_ids:
+            end = f'}},"logprobs":null,"finish_reason":null{_ids(piece)}}}]{self._tail.text}'
+            events += start + '"content":' + quoted(piece.text) + (end if piece.token_ids else self._text_end)
         if piece.finish_reason is not None:
             events += f'{start}}},"logprobs":null,"finish_reason":"{piece.finish_reason}"}}]{self._tail.text}'
         return events.encode()
 
 
 class CompletionChunks:
-    def __init__(self, answer_id: str, created: int, model: str, include_usage: bool) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        include_usage: bool,
+        logprobs: int | None = None,
+        bytes_of: BytesOf = bytes_of_nothing,
+    ) -> None:
         self._head = _head(answer_id, "text_completion", created, model)
         self._tail = _Tail(self._head, include_usage)
+        self._logprobs = logprobs
+        self._bytes_of = bytes_of
+        self._offsets: dict[int, int] = {}
+        """Where the next token of each choice starts."""
         self.usage = self._tail.usage
 
     def piece(self, piece: Piece) -> bytes:
-        if not piece.text and piece.finish_reason is None:
+        if not (piece.text or piece.logprobs or piece.token_ids or piece.finish_reason):
             return b""
         reason = "null" if piece.finish_reason is None else f'"{piece.finish_reason}"'
-        choice = f'{{"index":{piece.index},"text":{quoted(piece.text)},"logprobs":null,"finish_reason":{reason}}}'
+        told = self._told(piece)
+        choice = (
+            f'{{"index":{piece.index},"text":{quoted(piece.text)},"logprobs":{told},"finish_reason":{reason}'
+            f"{_ids(piece)}}}"
+        )
         return f'{self._head},"choices":[{choice}]{self._tail.text}'.encode()
+
+    def _told(self, piece: Piece) -> str:
+        if not piece.logprobs or self._logprobs is None:
+            return "null"
+        offset = self._offsets.get(piece.index, 0)
+        told, end = completion_logprobs(piece.logprobs, self._logprobs, self._bytes_of, offset)
+        self._offsets[piece.index] = end
+        return msgspec.json.encode(told).decode()
+
+
+def _ids(piece: Piece) -> str:
+    return f',"token_ids":{list(piece.token_ids)}' if piece.token_ids else ""

@@ -15,12 +15,12 @@ _WAITING_PIECES_EACH = 4
 _STOP_GRACE_S = 5.0
 
 
-def merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """Ends when every stream has given its last piece. Closing it closes them all."""
-    return streams[0] if len(streams) == 1 else _merge(streams)
+def merged(streams: Sequence[AsyncGenerator[Piece, None]], choices_each: int = 1) -> AsyncGenerator[Piece, None]:
+    """Ends when every choice of every stream has given its last piece. Closing it closes them all."""
+    return streams[0] if len(streams) == 1 else _merge(streams, len(streams) * choices_each)
 
 
-async def _merge(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+async def _merge(streams: Sequence[AsyncGenerator[Piece, None]], open_choices: int) -> AsyncGenerator[Piece, None]:
     waiting: asyncio.Queue[Piece | BaseException] = asyncio.Queue(_WAITING_PIECES_EACH * len(streams))
 
     def fail(_: str, error: BaseException) -> None:
@@ -39,13 +39,12 @@ async def _merge(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerat
     owner = Owner("prompts of one request", on_failure=fail)
     for index, stream in enumerate(streams):
         owner.start(pump(stream), str(index))
-    open_streams = len(streams)
     try:
-        while open_streams:
+        while open_choices:
             item = await waiting.get()
             if isinstance(item, BaseException):
                 raise item
-            open_streams -= item.finish_reason is not None
+            open_choices -= item.finish_reason is not None
             yield item
     finally:
         await owner.stop(_STOP_GRACE_S)

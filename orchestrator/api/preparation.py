@@ -35,6 +35,8 @@ from pronghorn.ids import RequestID
 
 _HTTP_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """What a field of the sampling parameters is called in a body."""
+_ID_DIGITS = 18
+"""No id is longer."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,20 @@ class Arrival:
 class Prepared:
     answer_id: str
     jobs: list[GenerationJob]
-    """One per choice, in the order of their indices."""
+    """One per prompt; choice i of job j has the index j * num_choices + i."""
     deadline: Deadline
     stops: list[str]
     stream: bool
     include_usage: bool
+    num_choices: int = 1
+    """Of each job."""
+    logprobs: int | None = None
+    """Alternatives to tell with each token; None: nothing is told."""
+    echoes: list[str] | None = None
+    """The text of each job's prompt, where it leads each of its choices."""
+    prompt_only: bool = False
+    """Nothing was asked behind the prompts; the one token that each computes all the same is not told."""
+    detokenize: bool = True
 
 
 class Preparer:
@@ -69,13 +80,19 @@ class Preparer:
 
     def chat(self, raw: bytes, arrival: Arrival) -> Prepared:
         body = check_fields(parse_object(raw), ChatCompletionRequest, CHAT_NOT_YET)
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequest(
+                f"top_logprobs is {body.top_logprobs}; it may only be set when logprobs is true", param="top_logprobs"
+            )
         request = self._request(body, arrival, RequestID(arrival.request_id))
+        top = (1 if body.top_logprobs is None else body.top_logprobs) if body.logprobs else None
+        request["logprobs"] = 0 if top is None else max(1, top)
         if body.prompt_tokens:
             request["prompt"] = body.prompt_tokens
         else:
             request["messages"] = [_message(m.role, m.content) for m in body.messages]
             request["chat_template_options"] = body.chat_template_kwargs
-        return self._prepared("chatcmpl", body, arrival, [request])
+        return self._prepared("chatcmpl", body, arrival, [request], logprobs=top)
 
     def completion(self, raw: bytes, arrival: Arrival) -> Prepared:
         body = check_fields(parse_object(raw), CompletionRequest, COMPLETION_NOT_YET)
@@ -84,14 +101,30 @@ class Preparer:
             raise InvalidRequest(
                 f"prompt has {len(prompts)} prompts; at most {self._settings.max_prompts} are allowed", param="prompt"
             )
+        _refuse_ranking(body)
+        asked = {
+            "logprobs": 0 if body.logprobs is None else max(1, body.logprobs),
+            "echo": body.echo and body.logprobs is not None,
+        }
         requests = []
         for index, prompt in enumerate(prompts):
             if not prompt:
                 where = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
                 raise InvalidRequest(f"{where} is empty; it must have at least one token", param=where)
             request_id = arrival.request_id if len(prompts) == 1 else f"{arrival.request_id}_{index}"
-            requests.append(self._request(body, arrival, RequestID(request_id)) | {"prompt": prompt})
-        return self._prepared("cmpl", body, arrival, requests)
+            requests.append(self._request(body, arrival, RequestID(request_id)) | {"prompt": prompt} | asked)
+        return self._prepared(
+            "cmpl",
+            body,
+            arrival,
+            requests,
+            logprobs=body.logprobs,
+            echoes=[self._text(prompt) for prompt in prompts] if body.echo and body.detokenize else None,
+            prompt_only=body.max_tokens == 0,
+        )
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special_tokens=False)
 
     def _request(self, body: GenerationBody, arrival: Arrival, request_id: RequestID) -> dict[str, Any]:
         return {
@@ -104,25 +137,41 @@ class Preparer:
         }
 
     def _prepared(
-        self, prefix: str, body: GenerationBody, arrival: Arrival, requests: list[dict[str, Any]]
+        self, prefix: str, body: GenerationBody, arrival: Arrival, requests: list[dict[str, Any]], **told: Any
     ) -> Prepared:
+        """`told` are fields of Prepared that only one of the endpoints has."""
+        if body.stops and not body.detokenize:
+            raise InvalidRequest("stop looks for text; it must be left out where detokenize is false", param="stop")
+        if len(requests) * body.n > self._settings.max_choices:
+            raise InvalidRequest(
+                f"n is {body.n} for {len(requests)} prompts; a request may have {self._settings.max_choices} choices "
+                "in all",
+                param="n",
+            )
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options may only be set when stream is true", param="stream_options")
         deadline = self._deadline(body, arrival)
         target = arrival.headers.get("x-target-endpoint") or body.target_endpoint or None
         return Prepared(
             answer_id=f"{prefix}-{arrival.request_id}",
-            jobs=[self._job(TextGenerationRequest(**request), deadline, target) for request in requests],
+            jobs=[self._job(TextGenerationRequest(**request), deadline, target, body.n) for request in requests],
             deadline=deadline,
             stops=body.stops,
             stream=body.stream,
             include_usage=body.include_usage,
+            num_choices=body.n,
+            detokenize=body.detokenize,
+            **told,
         )
 
-    def _job(self, request: TextGenerationRequest, deadline: Deadline, target: str | None) -> GenerationJob:
+    def _job(
+        self, request: TextGenerationRequest, deadline: Deadline, target: str | None, num_choices: int
+    ) -> GenerationJob:
+        context = self._context(request)
+        context.num_choices = num_choices
         # The client's word for a node stays outside the context, where only an address that was looked up may be.
         return GenerationJob(
-            context=self._context(request),
+            context=context,
             deadline=deadline,
             model=request.model_name,
             target_endpoint=target,
@@ -147,17 +196,20 @@ class Preparer:
         return self._settings.model_name
 
     def _sampling(self, body: GenerationBody) -> SamplingParams:
-        vocab_size = self._tokenizer.vocab_size
         for token in body.stop_token_ids or ():
-            if token >= vocab_size:
+            self._check_id("stop_token_ids", token)
+        for name in body.logits_processors or ():
+            if name not in self._settings.logits_processors:
+                known = ", ".join(sorted(self._settings.logits_processors)) or "none"
                 raise InvalidRequest(
-                    f"stop_token_ids has {token}; the model's ids are 0 to {vocab_size - 1}", param="stop_token_ids"
+                    f"logits_processors has {name!r}; this server has: {known}", param="logits_processors"
                 )
         given = SamplingParamsInput(
             top_k=body.top_k,
             top_p=body.top_p,
             min_p=body.min_p,
             temperature=body.temperature,
+            thinking_temperature=body.thinking_temperature,
             frequency_penalty=body.frequency_penalty,
             presence_penalty=body.presence_penalty,
             repetition_penalty=body.repetition_penalty,
@@ -167,8 +219,25 @@ class Preparer:
             stop=body.stops or None,
             stop_token_ids=body.stop_token_ids,
             seed=body.seed,
+            detokenize=body.detokenize,
+            logits_processors=body.logits_processors or None,
+            logit_bias=self._biases(body) or None,
         )
         return SamplingParams.from_input_and_generation_config(given, self._tokenizer.generation_defaults)
+
+    def _biases(self, body: GenerationBody) -> dict[int, float]:
+        biases: dict[int, float] = {}
+        for name, bias in (body.logit_bias or {}).items():
+            if not (name.isascii() and name.isdecimal() and len(name) <= _ID_DIGITS):
+                raise InvalidRequest(f"logit_bias has {name[:80]!r}; its keys must be token ids", param="logit_bias")
+            self._check_id("logit_bias", int(name))
+            biases[int(name)] = bias
+        return biases
+
+    def _check_id(self, field: str, token: int) -> None:
+        vocab_size = self._tokenizer.vocab_size
+        if token >= vocab_size:
+            raise InvalidRequest(f"{field} has {token}; the model's ids are 0 to {vocab_size - 1}", param=field)
 
     def _salt(self, body: GenerationBody, arrival: Arrival) -> str | None:
         in_header = arrival.headers.get("x-cache-salt", "")
@@ -189,6 +258,16 @@ class Preparer:
         if not 0 < asked_s <= most_s:
             raise InvalidRequest(f"{name} is {asked_s:g} s; it must be above 0 and at most {most_s:g} s", param=name)
         return Deadline.after(arrival.at_s, asked_s)
+
+
+def _refuse_ranking(body: CompletionRequest) -> None:
+    if body.best_of is not None and body.best_of != body.n:
+        raise InvalidRequest(
+            f"best_of is {body.best_of}, which is not supported: choices are not ranked; accepted: n ({body.n}), null, "
+            "or leave it out",
+            param="best_of",
+            code="unsupported_parameter",
+        )
 
 
 def _message(role: str, content: Any) -> TextGenerationRequestMessage:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from pipelines.types.sampling import LARGEST_BIAS
+
 MAX_STOPS = 4
 MAX_STOP_CHARS = 4096
 MAX_STOP_TOKENS = 1024
@@ -18,11 +20,16 @@ MAX_STOP_TOKENS = 1024
 MAX_HINT_BYTES = 64 * 1024
 """As msgpack. A usable hint, of 64 instances at most, is far below it."""
 MAX_SALT_CHARS = 512
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_PROCESSORS = 16
 MAX_INT64 = 2**63 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
+Bias = Annotated[Number, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 NoEffect = Annotated[Any, Field(description="Accepted; changes nothing here.")]
 
 
@@ -45,6 +52,10 @@ class GenerationBody(StrictBody):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES, description="Choice i draws with the seed + i.")] = 1
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = Field(
+        None, description="By token id, written as a string."
+    )
     stop: str | list[str] | None = Field(None, description=f"Up to {MAX_STOPS} strings, none empty.")
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -54,6 +65,11 @@ class GenerationBody(StrictBody):
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     ignore_eos: bool = False
+    thinking_temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    logits_processors: Annotated[list[str], Field(max_length=MAX_PROCESSORS)] | None = Field(
+        None, description="Names that the server's configuration knows."
+    )
+    detokenize: bool = Field(True, description="Without it a choice has `token_ids` and no text.")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     timeout: Annotated[Number, Field(gt=0, description="Seconds for the whole request.")] | None = None
     target_endpoint: str | None = Field(None, description="A prefill node: registered name or `tcp://host:port`.")
@@ -138,6 +154,10 @@ class ChatMessage(BaseModel):
 class ChatCompletionRequest(GenerationBody):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+        None, description="Alternatives of each token; 1 where it is left out."
+    )
     prompt_tokens: list[TokenId] | None = Field(None, description="The prompt as token ids; used instead of messages.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
     parallel_tool_calls: NoEffect = None
@@ -151,7 +171,10 @@ OPENAI_DEFAULT_COMPLETION_TOKENS = 16
 
 
 class CompletionRequest(GenerationBody):
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = OPENAI_DEFAULT_COMPLETION_TOKENS
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = OPENAI_DEFAULT_COMPLETION_TOKENS
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool = False
+    best_of: int | None = Field(None, description="Must be `n`: choices are not ranked.")
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
 
     @field_validator("prompt", mode="before")
@@ -179,16 +202,7 @@ class CompletionRequest(GenerationBody):
         return self.prompt
 
 
-_SAMPLING_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logit_bias": ({},),
-    "logits_processors": ([],),
-    "thinking_temperature": (),
-}
-
-CHAT_NOT_YET = _SAMPLING_NOT_YET | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -206,7 +220,7 @@ CHAT_NOT_YET = _SAMPLING_NOT_YET | {
 }
 """Fields that the server knows and does not support yet, with the values that ask for nothing."""
 
-COMPLETION_NOT_YET = _SAMPLING_NOT_YET | {"logprobs": (), "echo": (False,), "suffix": ("",), "best_of": (1,)}
+COMPLETION_NOT_YET: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 
 class PromptTokensDetails(BaseModel):
@@ -221,6 +235,8 @@ class Usage(BaseModel):
 
 
 FinishReason = Literal["stop", "length"]
+TokenIds = Annotated[list[int] | None, Field(exclude_if=lambda ids: ids is None)]
+"""What was generated, where `detokenize` is off."""
 
 
 class AnswerMessage(BaseModel):
@@ -232,8 +248,9 @@ class AnswerMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: FinishReason
+    token_ids: TokenIds = None
 
 
 class ChatCompletion(BaseModel):
@@ -248,8 +265,9 @@ class ChatCompletion(BaseModel):
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: FinishReason
+    token_ids: TokenIds = None
 
 
 class Completion(BaseModel):

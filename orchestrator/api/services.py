@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from orchestrator.api.body import read_body
-from orchestrator.api.choice import ChoiceText, FinishReason, Piece, pieces
+from orchestrator.api.choice import ChoiceText, FinishReason, Piece, Telling, pieces
 from orchestrator.api.chunks import Chunks
 from orchestrator.api.endings import before, while_client_stays
+from orchestrator.api.logprobs import TokenLogprob
 from orchestrator.api.merge import merged
 from orchestrator.api.preparation import Arrival, Prepared, Preparer, Workshop
 from orchestrator.api.schema import PromptTokensDetails, Usage
@@ -28,6 +29,8 @@ class Answer:
 
     text: str
     finish_reason: FinishReason
+    logprobs: list[TokenLogprob]
+    token_ids: list[int]
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,15 @@ class Services:
     async def answers(self, request: Request, prepared: Prepared) -> tuple[list[Answer], Usage]:
         """Generate every choice to its end. Raises ClientGone, DeadlineExceeded, and what the generator raises."""
         texts = self._texts(prepared)
-        parts: list[list[str]] = [[] for _ in texts]
-        reasons: list[FinishReason] = ["stop"] * len(texts)
+        parts: list[list[Piece]] = [[] for _ in texts]
         async with (
             while_client_stays(request.receive, self.owner, prepared.answer_id),
             before(prepared.deadline, self.clock),
             aclosing(self._pieces(prepared, texts)) as stream,
         ):
             async for piece in stream:
-                parts[piece.index].append(piece.text)
-                if piece.finish_reason is not None:
-                    reasons[piece.index] = piece.finish_reason
-        answers = [Answer("".join(text), reason) for text, reason in zip(parts, reasons, strict=True)]
-        return answers, _usage(prepared, texts)
+                parts[piece.index].append(piece)
+        return [_whole(pieces) for pieces in parts], _usage(prepared, texts)
 
     def stream(self, prepared: Prepared, chunks: Chunks) -> EventStream:
         return EventStream(
@@ -84,13 +83,39 @@ class Services:
             yield chunks.usage(_usage(prepared, texts))
 
     def _texts(self, prepared: Prepared) -> list[ChoiceText]:
-        return [
-            ChoiceText(index, self.tokenizer, prepared.stops, frozenset(job.context.eos_tracker.eos_token_ids))
-            for index, job in enumerate(prepared.jobs)
-        ]
+        texts: list[ChoiceText] = []
+        for number, job in enumerate(prepared.jobs):
+            telling = Telling(
+                logprobs=prepared.logprobs is not None,
+                echo=prepared.echoes[number] if prepared.echoes is not None else "",
+                echoed_token=job.context.tokens[0] if job.context.log_probabilities_echo else None,
+                prompt_only=prepared.prompt_only,
+                detokenize=prepared.detokenize,
+            )
+            ends = frozenset(job.context.eos_tracker.eos_token_ids)
+            for _ in range(prepared.num_choices):
+                texts.append(ChoiceText(len(texts), self.tokenizer, prepared.stops, ends, telling))
+        return texts
 
     def _pieces(self, prepared: Prepared, texts: Sequence[ChoiceText]) -> AsyncGenerator[Piece, None]:
-        return merged([pieces(self.generator, job, text) for job, text in zip(prepared.jobs, texts, strict=True)])
+        each = prepared.num_choices
+        streams = [
+            pieces(self.generator, job, texts[number * each : (number + 1) * each])
+            for number, job in enumerate(prepared.jobs)
+        ]
+        return merged(streams, each)
+
+
+def _whole(pieces: Sequence[Piece]) -> Answer:
+    """All the pieces of one choice."""
+    reason = pieces[-1].finish_reason
+    assert reason is not None, "a choice ended without its last word"
+    return Answer(
+        text="".join(piece.text for piece in pieces),
+        finish_reason=reason,
+        logprobs=[entry for piece in pieces for entry in piece.logprobs],
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+    )
 
 
 def _usage(prepared: Prepared, texts: Sequence[ChoiceText]) -> Usage:

@@ -19,6 +19,10 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_request_bytes: int = 100 * MEBIBYTE
     max_prompts: int = 64
     """Prompts in one `/v1/completions` body."""
+    max_choices: int = 256
+    """Choices of one request: its prompts times `n`."""
+    logits_processors: frozenset[str] = frozenset()
+    """Those that the engines have, by name."""
     max_preparing: int = 256
     """Requests that may be parsed and tokenised off the event loop or wait for it; one more is refused."""
     preparing_threads: int = 1

@@ -13,6 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipelines.text.chat_template import ChatTemplate
+from pipelines.text.thinking_region import ThinkingMarkers
+from pipelines.text.token_bytes import TokenBytes
 from pipelines.types.eos import EOSTracker
 from pipelines.types.invalid_value import InvalidValue
 from pipelines.types.sampling import SamplingParamsGenerationConfigDefaults
@@ -24,6 +26,8 @@ from pipelines.types.text_request import (
 )
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
+
+THINKING_MARKERS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 
 
 class TextTokenizer:
@@ -48,6 +52,9 @@ class TextTokenizer:
         self.eos_ids = eos_ids
         """Ids that end a sequence by the tokenizer's and the model's own word, whatever is asked."""
         self.generation_defaults = generation_defaults
+        self.token_bytes = TokenBytes(tokenizer)
+        """What one token stands for, by id."""
+        self.thinking_markers = self._find_thinking_markers()
         self._longest_token_chars = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self.special_ids = frozenset(id for id, added in tokenizer.get_added_tokens_decoder().items() if added.special)
 
@@ -72,6 +79,15 @@ class TextTokenizer:
                 _read_json(folder / "generation_config.json")
             ),
         )
+
+    def _find_thinking_markers(self) -> ThinkingMarkers:
+        """Those that the vocabulary has whole; else the usual ones as they are written."""
+        for begin, end in THINKING_MARKERS:
+            ids = self._tokenizer.token_to_id(begin), self._tokenizer.token_to_id(end)
+            if ids[0] is not None and ids[1] is not None:
+                return ThinkingMarkers([ids[0]], [ids[1]])
+        begin, end = THINKING_MARKERS[0]
+        return ThinkingMarkers(self.encode(begin, add_special_tokens=False), self.encode(end, add_special_tokens=False))
 
     # --- text and tokens ---------------------------------------------------------------------------------------------
 
@@ -131,6 +147,7 @@ class TextTokenizer:
             log_probabilities=request.logprobs,
             log_probabilities_echo=request.echo,
             ignore_eos=params.ignore_eos,
+            thinking_markers=None if params.thinking_temperature is None else self.thinking_markers,
             sampling_params=params,
             model_name=request.model_name,
             external_block_metadata=request.dkv_cache_hint,
@@ -197,9 +214,6 @@ def _refuse_what_is_not_enforced(request: TextGenerationRequest) -> None:
     # Text that was meant to be constrained and is not must never be passed off as if it were.
     if request.response_format is not None and request.response_format.constrains:
         raise InvalidRequest("constrained output is not supported by this server", param="response_format")
-    if request.sampling_params.logits_processors:
-        name = request.sampling_params.logits_processors[0]
-        raise InvalidValue("logits_processors", name, "a name in the server's configuration, which has none")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

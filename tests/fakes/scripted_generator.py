@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.ports import GenerationJob
 from pipelines.types.frames import NodeReport
+from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_output import TextGenerationOutput
 
@@ -17,6 +18,10 @@ class Tokens:
     tokens: Sequence[int]
     status: GenerationStatus = GenerationStatus.ACTIVE
     cached: int | None = None
+    choice: int = 0
+    log_probabilities: list[LogProbabilities] | None = None
+    prompt: LogProbabilities | None = None
+    """What is said of the prompt's tokens."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,15 @@ class ScriptedGenerator:
         for step in self._script(run.job) if callable(self._script) else self._script:
             run.played += 1
             match step:
-                case Tokens(tokens, status, cached):
+                case Tokens():
                     yield TextGenerationOutput(
                         request_id=run.job.context.request_id,
-                        tokens=list(tokens),
-                        final_status=status,
-                        num_cached_tokens=cached,
+                        tokens=list(step.tokens),
+                        final_status=step.status,
+                        num_cached_tokens=step.cached,
+                        choice=step.choice,
+                        log_probabilities=step.log_probabilities,
+                        prompt_log_probabilities=step.prompt,
                     )
                 case Fail(error):
                     raise error

@@ -113,7 +113,7 @@ async def test_a_missing_prompt_is_named() -> None:
     assert (error["param"], error["code"]) == ("prompt", "missing_required_parameter")
 
 
-@pytest.mark.parametrize("field", [{"echo": True}, {"logprobs": 1}, {"suffix": "x"}, {"best_of": 2}, {"n": 2}])
+@pytest.mark.parametrize("field", [{"suffix": "x"}, {"best_of": 2}])
 async def test_what_is_not_supported_yet_is_refused_by_name(field) -> None:
     error = error_of(await Served().complete(**field), 400)
     assert error["code"] == "unsupported_parameter"

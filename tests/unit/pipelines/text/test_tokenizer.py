@@ -233,7 +233,6 @@ def test_ignore_eos_keeps_strings(tokenizer: TextTokenizer) -> None:
             {"prompt": "x", "response_format": TextGenerationResponseFormat("json_schema", json_schema={})},
             "constrained output",
         ),
-        ({"prompt": "x", "sampling_params": SamplingParams(logits_processors=["p"])}, "logits_processors"),
     ],
 )
 def test_what_cannot_be_done_is_refused(tokenizer: TextTokenizer, fields: dict[str, Any], reason: str) -> None:
