@@ -4,6 +4,7 @@ Knows Ray for the ingress decorator and the replica's tag alone; `cluster/build.
 Everything is made in the constructor, on the loop that will use it, and hangs on the replica: the routes close over it.
 """
 
+import asyncio
 import time
 from typing import Any
 
@@ -15,7 +16,8 @@ from orchestrator.assembly import ROLE, api_settings, start_replica
 from orchestrator.config import parse_config
 from orchestrator.replica import Replica
 from pipelines.text.tokenizer import TextTokenizer
-from pronghorn.errors import InternalError
+from pronghorn.errors import InternalError, Unavailable
+from pronghorn.sigterm import hear_sigterm
 
 
 @serve.ingress()
@@ -26,18 +28,28 @@ class OrchestratorDeployment:
         Raises ConfigurationError naming the field or file at fault, Unavailable where the registry does not answer.
         """
         self._replica: Replica | None = None
+        self._leaving = False
         parsed = parse_config(config)
         tokenizer = TextTokenizer.from_folder(parsed.model_path)
         self._registry = RedisRegistry(parsed.redis_url, parsed.key_prefix)
         self._replica = await start_replica(f"{ROLE}-{serve.get_replica_context().replica_tag}", parsed, self._registry)
+        hear_sigterm(asyncio.get_running_loop(), self._leave)
         self._http = build_app(self._replica, self._replica, tokenizer, api_settings(parsed, int(time.time())))
+
+    def _leave(self) -> None:
+        self._leaving = True
 
     def __serve_build_asgi_app__(self) -> object:
         """Serve asks for the application once the constructor is through."""
         return self._http
 
     async def check_health(self) -> None:
-        """Raises where this process is at fault. That no node is there is no fault of its own: see `/ready`."""
+        """Raises where this process is at fault. That no node is there is no fault of its own: see `/ready`.
+
+        One that was told to end fails too: Serve then starts another, turns HTTP away from this one, lets its requests
+        end, and ends it."""
+        if self._leaving:
+            raise Unavailable("the orchestrator was told to end (SIGTERM)")
         if self._replica is not None and (failure := self._replica.failure()) is not None:
             raise InternalError(f"the orchestrator's node membership ended: {failure!r}")
 

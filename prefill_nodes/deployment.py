@@ -5,6 +5,7 @@ Serve pickles the class by value, so it holds no state but its node, and its glo
 from here.
 """
 
+import asyncio
 import os
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ from prefill_nodes.node import ROLE, PrefillNode
 from pronghorn.clock import SystemClock
 from pronghorn.errors import ConfigurationError
 from pronghorn.ids import NodeName
+from pronghorn.sigterm import hear_sigterm
 
 ENGINE: Final = "prefill_nodes.engine"
 
@@ -67,6 +69,7 @@ class PrefillNodeDeployment:
         self._node = await start_node(name, msgspec.structs.replace(parsed, node=node), self._registry)
         # Serve starts another replica in the place of one whose process has ended.
         self._node.shell.when_dismissed = partial(os._exit, 0)
+        hear_sigterm(asyncio.get_running_loop(), partial(self._node.shell.dismiss, None))
 
     async def check_health(self) -> None:
         assert self._node is not None

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,4 +91,25 @@ async def test_a_node_whose_host_was_left_open_serves_where_ray_finds_its_machin
     replica = object.__new__(deployment)
     await replica.__init__(config(redis_url, host=None))
     assert replica._node.shell.address.startswith("127.0.0.3:")
+    await replica.__del__()
+
+
+async def test_sigterm_drains_the_node_and_then_ends_its_process(
+    deployment: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exited = asyncio.Event()
+    heard: list[Callable[[], None]] = []
+    monkeypatch.setattr("os._exit", lambda code: exited.set() if code == 0 else None)
+    monkeypatch.setitem(deployment.__init__.__globals__, "hear_sigterm", lambda loop, hear: heard.append(hear))
+    before = set(psutil.Process().children())
+    replica = object.__new__(deployment)
+    await replica.__init__(config(redis_url))
+    await replica.check_health()
+    heard[0]()
+    async with asyncio.timeout(20.0):
+        await exited.wait()
+    registry = RedisRegistry(redis_url, "t:")
+    assert await registry.list() == []
+    await registry.close()
+    assert set(psutil.Process().children()) == before, "its engine has ended"
     await replica.__del__()
