@@ -281,8 +281,14 @@ def verify_parity(
     model: ModelOption = None,
     data_parallel: Annotated[int, typer.Option(help="Replicas in each engine of a cluster of its own.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and tokens.")] = False,
+    all_families: Annotated[
+        bool,
+        typer.Option("--all-families", help="Of every family of models, with random weights; no cluster is asked."),
+    ] = False,
 ) -> None:
     """The cluster's tokens are one process's, and one process's logits are transformers'."""
+    if all_families:
+        raise typer.Exit(_run([], "cluster.verify_families"))
     checked = name or f"parity-{os.getpid()}"
     start = ["up", "--detach", "--name", checked, "--port=0", "--dashboard-port=0", f"--data-parallel={data_parallel}"]
     verify = [str(config.home(config.environment())), checked]

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from cluster.random_models import RANDOM_MODELS, write_random_model
 from cluster.verify_reference import greedy_context
 from kvcache.memory import BlockMemory
 from kvcache.storage import paged_view
@@ -36,6 +37,8 @@ class LogitsReport:
     positions: int
     logits: int
     largest_difference: float
+    relative_difference: float
+    """Root of the mean square of the differences over that of transformers' logits around their mean."""
 
     @property
     def agrees(self) -> bool:
@@ -50,21 +53,24 @@ class LogitsReport:
 
 
 def compare_logits(engine: EngineConfig) -> LogitsReport:
-    """Of the model that `engine` serves, in float32."""
+    """Of the model that `engine` serves, beside transformers in float32."""
     transformers.logging.disable_progress_bar()
     folder = Path(engine.model_path)
     theirs = _transformers_model(folder)
     config = read_config(folder)
     random = np.random.default_rng(SEED)
     prompts = [random.integers(0, config.vocab_size, size=n, dtype=np.int64) for n in PROMPT_LENGTHS]
-    largest = 0.0
+    largest, squares, variance = 0.0, 0.0, 0.0
     for prompt, ours in zip(prompts, our_logits(config, engine, prompts), strict=True):
         with torch.no_grad():
             expected = theirs(torch.from_numpy(prompt)[None]).logits[0].numpy()
         assert expected.shape == ours.shape
         largest = max(largest, float(np.abs(expected - ours).max()))
+        squares += float(((expected - ours) ** 2).mean()) * len(prompt)
+        variance += float(expected.var()) * len(prompt)
     positions = sum(PROMPT_LENGTHS)
-    return LogitsReport(engine.model_name, len(prompts), positions, positions * config.vocab_size, largest)
+    relative = (squares / variance) ** 0.5
+    return LogitsReport(engine.model_name, len(prompts), positions, positions * config.vocab_size, largest, relative)
 
 
 def _transformers_model(folder: Path) -> PreTrainedModel:
@@ -79,20 +85,8 @@ def _transformers_model(folder: Path) -> PreTrainedModel:
 
 def compare_random_model(engine: EngineConfig) -> LogitsReport:
     """Of a small Llama with random weights, its heads grouped and its embeddings untied."""
-    transformers.set_seed(SEED)
-    config = LlamaConfig(
-        vocab_size=500,
-        hidden_size=96,
-        intermediate_size=224,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
     with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(config).save_pretrained(folder)
+        write_random_model(RANDOM_MODELS["llama"], Path(folder))
         tiny = EngineConfig(
             model_path=folder,
             model_name="a random Llama",

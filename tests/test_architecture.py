@@ -30,9 +30,21 @@ ROOMS = tuple(MAY_IMPORT)
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "redis": ("kvcache/redis_*.py",),
-    "torch": ("kvcache/storage.py", "pipelines/models/*", "pipelines/runtime/*", "cluster/verify_logits.py"),
+    "torch": (
+        "kvcache/storage.py",
+        "pipelines/models/*",
+        "pipelines/runtime/*",
+        "cluster/verify_logits.py",
+        "cluster/random_models.py",
+    ),
     "numba": ("pipelines/models/*", "pipelines/runtime/*"),
-    "transformers": ("pipelines/models/*", "pipelines/text/*", "pipelines/runtime/*", "cluster/verify_logits.py"),
+    "transformers": (
+        "pipelines/models/*",
+        "pipelines/text/*",
+        "pipelines/runtime/*",
+        "cluster/verify_logits.py",
+        "cluster/random_models.py",
+    ),
     "tokenizers": ("pipelines/models/*", "pipelines/text/*"),
     "llguidance": ("pipelines/text/grammar.py",),
     "gguf": ("pipelines/models/*", "pipelines/text/*"),

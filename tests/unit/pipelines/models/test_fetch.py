@@ -22,7 +22,7 @@ from tests.fakes.tokenizer_folder import write_tokenizer_folder
 @pytest.fixture(scope="module")
 def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
-    tiny_model("tied", folder)
+    tiny_model("llama, tied embeddings", folder)
     write_gguf(folder / "tiny.gguf", read_config(folder), folder)
     return folder / "tiny.gguf"
 
@@ -152,11 +152,11 @@ class TestResolve:
             resolve_model(str(tmp_path), tmp_path)
 
     def test_missing_weights_and_tokenizer_are_named(self, tmp_path: Path) -> None:
-        tiny_model("grouped", tmp_path)
+        tiny_model("llama", tmp_path)
         with pytest.raises(ConfigurationError, match=r"no tokenizer\.json"):
             resolve_model(str(tmp_path), tmp_path)
         write_tokenizer_folder(tmp_path)
-        tiny_model("grouped", tmp_path)  # its config.json again
+        tiny_model("llama", tmp_path)  # its config.json again
         assert resolve_model(str(tmp_path), tmp_path) == tmp_path
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-4])

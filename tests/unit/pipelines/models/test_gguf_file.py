@@ -17,7 +17,7 @@ from tests.fakes.gguf_model import write_gguf
 from tests.fakes.tiny_models import tiny_model
 
 
-@pytest.fixture(scope="module", params=["grouped", "tied"])
+@pytest.fixture(scope="module", params=["llama", "llama, tied embeddings"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     tiny_model(request.param, folder)
@@ -33,13 +33,13 @@ def made(checkpoint: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("shape", "architecture"),
     [
-        ("grouped", "llama"),
-        ("tied", "llama"),
-        ("every_bias", "llama"),
-        ("mistral_window", "llama"),
+        ("llama", "llama"),
+        ("llama, tied embeddings", "llama"),
+        ("llama, every bias", "llama"),
+        ("mistral, window", "llama"),
         ("qwen2", "qwen2"),
         ("qwen3", "qwen3"),
-        ("smollm3_every_4", "smollm3"),
+        ("smollm3", "smollm3"),
     ],
 )
 @pytest.mark.parametrize("write", [convert_gguf, link_gguf])

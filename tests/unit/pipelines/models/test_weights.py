@@ -20,7 +20,7 @@ def test_every_expected_tensor_is_in_the_checkpoint_and_no_other(shape: str, tmp
 
 
 def test_several_files_read_as_one(tmp_path: Path) -> None:
-    tiny_model("grouped", tmp_path)
+    tiny_model("llama", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -39,7 +39,7 @@ def test_several_files_read_as_one(tmp_path: Path) -> None:
 
 
 def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
-    tiny_model("grouped", tmp_path)
+    tiny_model("llama", tmp_path)
     name = "model.embed_tokens.weight"
     first, second = open_weights(tmp_path).tensor(name), open_weights(tmp_path).tensor(name)
     assert torch.equal(first, second)

@@ -94,7 +94,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("grouped")
-    return folder, tiny_model("grouped", folder)
+    return folder, tiny_model("llama", folder)
 
 
 def prompt_of(length: int, seed: int = 0) -> np.ndarray:
@@ -273,9 +273,9 @@ class TestSettings:
     def test_layout_and_limits_come_from_the_model(self, grouped: tuple[Path, Any], new_engine: NewEngine) -> None:
         pipeline = new_engine(grouped[0]).pipeline
         assert pipeline.layout.shape == (3, 2, 2, 16, 32)
-        assert (pipeline.vocab_size, pipeline.max_length, pipeline.max_batch_size) == (211, 256, 32)
+        assert (pipeline.vocab_size, pipeline.max_length, pipeline.max_batch_size) == (211, 512, 32)
         assert new_engine(grouped[0], max_length=100).pipeline.max_length == 100
-        assert new_engine(grouped[0], max_length=10_000).pipeline.max_length == 256
+        assert new_engine(grouped[0], max_length=10_000).pipeline.max_length == 512
 
     def test_the_canary_of_a_whole_model_passes(self, grouped: tuple[Path, Any], new_engine: NewEngine) -> None:
         new_engine(grouped[0]).pipeline.canary()
