@@ -49,7 +49,8 @@ from pronghorn.ids import NodeName
 SEED = 20261
 TOKENS = 8
 NUM_BLOCKS = 64
-SHORT_STORAGE: dict[Literal["bfloat16", "float16"], float] = {"bfloat16": 0.1, "float16": 0.0125}
+ShortType = Literal["bfloat16", "float16"]
+SHORT_STORAGE: dict[ShortType, float] = {"bfloat16": 0.1, "float16": 0.0125}
 """How far logits may be off, root mean square, as a share of their spread. When the lines were drawn the farthest of
 the random models below was off by 0.064 and by 0.008: eight bits of a number make a share of 2^-9, eleven 2^-12."""
 
@@ -61,7 +62,7 @@ class FamilyReport:
     name: str
     architecture: str
     logits: LogitsReport
-    short: dict[str, LogitsReport]
+    short: dict[ShortType, LogitsReport]
     tokens: TokensReport
 
     @property
