@@ -215,6 +215,7 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "model_name": service.model_name,
         "model_path": service.model_path,
         "max_length": max_length(service),
+        "operations_host": service.node_host,
         "max_in_flight": service.max_in_flight,
         "max_queue": service.max_in_flight,
         "default_deadline_s": service.deadline_s,

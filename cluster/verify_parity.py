@@ -24,7 +24,7 @@ from cluster.verify_cases import ParityCase, Verdict, judge, parity_cases
 from cluster.verify_logits import LogitsReport, compare_logits, compare_random_model
 from cluster.verify_reference import Answer, OneProcess, greedy_context
 from kvcache.redis_registry import RedisRegistry
-from orchestrator.assembly import start_replica
+from orchestrator.assembly import identify, start_replica
 from orchestrator.config import OrchestratorConfig, parse_config
 from orchestrator.ports import GenerationJob
 from orchestrator.replica import Replica
@@ -135,7 +135,8 @@ async def verify(run: Run, state: RunState, quick: bool, console: Console) -> bo
     orchestrator = parse_config({**config.orchestrator(run.config.service), "redis_url": state.redis_url})
     registry = RedisRegistry(orchestrator.redis_url, orchestrator.key_prefix)
     reference = OneProcess(engine)
-    replica = await start_replica("verify-parity", orchestrator, registry)
+    identity = await identify("verify-parity", orchestrator, registry)
+    replica = start_replica(identity, orchestrator, registry)
     try:
         ready = await reference.start()
         members = Members(replica, orchestrator)

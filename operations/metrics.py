@@ -133,14 +133,28 @@ class RequestMetrics:
             registry=metrics.registry,
         )
 
+        self._prompt_tokens = _counter(metrics, "prompt_tokens")
+        self._generation_tokens = _counter(metrics, "generation_tokens")
+
+    def prompt(self, tokens: int) -> None:
+        self._prompt_tokens.inc(tokens)
+
     def first_token(self, after_s: float) -> None:
         self._first_token.observe(after_s)
 
-    def tokens(self, count: int, gap_s: float) -> None:
-        """`count` tokens came together, `gap_s` after those before them."""
+    def tokens(self, count: int, gap_s: float | None) -> None:
+        """`count` tokens came together, `gap_s` after those before them; None: they are the first."""
+        self._generation_tokens.inc(count)
+        if gap_s is None:
+            return
         for _ in range(count):
             self._token_gap.observe(gap_s / count)
 
     def finished(self, reason: str, after_s: float) -> None:
         self._success.labels(*self._values, reason).inc()
         self._request.observe(after_s)
+
+
+def _counter(metrics: Metrics, name: str) -> Counter:
+    made = Counter(PREFIX + name, TOTALS[name], list(metrics.labels), registry=metrics.registry)
+    return made.labels(*metrics.labels.values())

@@ -7,6 +7,7 @@ longest waiting is next; an id is here once or not at all.
 """
 
 from pronghorn.ids import RequestID
+from pronghorn.ledger import Held, Kind
 
 
 class Admission:
@@ -53,6 +54,10 @@ class Admission:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def held(self) -> list[Held]:
+        slots = [Held(Kind.SLOT, name) for name in sorted(str(request_id) for request_id in self._running)]
+        return slots + [Held(Kind.QUEUE_PLACE, str(request_id)) for request_id in self._waiting]
 
     def check(self) -> None:
         assert len(self._running) <= self._max_in_flight

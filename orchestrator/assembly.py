@@ -15,15 +15,19 @@ from pronghorn.ids import new_incarnation
 ROLE = "orchestrator"
 
 
-async def start_replica(name: str, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
-    """A replica that looks for its nodes. Raises Unavailable where the registry does not answer."""
-    identity = Identity(
+async def identify(name: str, config: OrchestratorConfig, registry: NodeRegistry) -> Identity:
+    """A new life. Raises Unavailable where the registry does not answer."""
+    return Identity(
         role=ROLE,
         name=name,
         incarnation=new_incarnation(),
         model=config.model_name,
         seed_digest=seed_digest(await registry.cluster_seed()),
     )
+
+
+def start_replica(identity: Identity, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
+    """A replica that looks for its nodes, within a running event loop."""
     connector = GrpcConnector(identity, config.connect_timeout_s, config.send_queue_frames)
     replica = Replica(config, registry, connector, SystemClock())
     replica.start()

@@ -35,6 +35,10 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     prefix_caching: bool = True
     """Whether the nodes keep computed blocks; without it there is nothing to reset."""
 
+    operations_host: str | None = "127.0.0.1"
+    """The interface of the operations port; None: the address by which the cluster knows the machine."""
+    lease_s: float = 6.0
+    """The registry forgets an orchestrator that has not refreshed its row for this long."""
     heartbeat_timeout_s: float = 1.0
     """A node silent for longer, which are four heartbeats, gets no new work."""
     silence_timeout_s: float = 1.5
@@ -55,7 +59,7 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         positive = (
             "max_length default_deadline_s max_in_flight max_attempts max_prefill_candidates retry_after_s "
-            "max_request_bytes heartbeat_timeout_s silence_timeout_s connect_timeout_s reconnect_min_s "
+            "max_request_bytes lease_s heartbeat_timeout_s silence_timeout_s connect_timeout_s reconnect_min_s "
             "relist_period_s send_queue_frames"
         )
         for name in positive.split():

@@ -1,6 +1,7 @@
 """The orchestrator as a Ray Serve ingress: Serve's hooks on what `assembly.py` puts together.
 
-Knows Ray for the ingress decorator and the replica's tag alone; `cluster/build.py` makes a deployment of the class.
+Knows Ray for the ingress decorator, the replica's tag and its machine's address alone; `cluster/build.py` makes a
+deployment of the class.
 Everything is made in the constructor, on the loop that will use it, and hangs on the replica: the routes close over it.
 """
 
@@ -8,14 +9,18 @@ import asyncio
 import time
 from typing import Any
 
+import ray
 from ray import serve
 
 from kvcache.redis_registry import RedisRegistry
 from orchestrator.api.app import build_app
-from orchestrator.assembly import ROLE, api_settings, start_replica
+from orchestrator.assembly import ROLE, api_settings, identify, start_replica
 from orchestrator.config import parse_config
+from orchestrator.measured import MeasuredGenerator
+from orchestrator.presence import Presence
 from orchestrator.replica import Replica
 from pipelines.text.tokenizer import TextTokenizer
+from pronghorn.clock import SystemClock
 from pronghorn.errors import InternalError, Unavailable
 from pronghorn.sigterm import hear_sigterm
 
@@ -32,9 +37,15 @@ class OrchestratorDeployment:
         parsed = parse_config(config)
         tokenizer = TextTokenizer.from_folder(parsed.model_path)
         self._registry = RedisRegistry(parsed.redis_url, parsed.key_prefix)
-        self._replica = await start_replica(f"{ROLE}-{serve.get_replica_context().replica_tag}", parsed, self._registry)
+        name = f"{ROLE}-{serve.get_replica_context().replica_tag}"
+        identity = await identify(name, parsed, self._registry)
+        self._replica = replica = start_replica(identity, parsed, self._registry)
+        self._presence = Presence(replica, identity, self._registry, parsed.lease_s)
+        await self._presence.start(parsed.operations_host or ray.util.get_node_ip_address())
+        measured = MeasuredGenerator(replica, self._presence.requests, SystemClock())
+        settings = api_settings(parsed, int(time.time()))
+        self._http = build_app(measured, replica, tokenizer, settings, self._presence.operations)
         hear_sigterm(asyncio.get_running_loop(), self._leave)
-        self._http = build_app(self._replica, self._replica, tokenizer, api_settings(parsed, int(time.time())))
 
     def _leave(self) -> None:
         self._leaving = True
@@ -58,4 +69,5 @@ class OrchestratorDeployment:
         if self._replica is not None:
             await self._replica.drain()
             await self._replica.stop()
+            await self._presence.stop()
             await self._registry.close()

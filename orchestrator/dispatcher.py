@@ -48,6 +48,7 @@ from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.errors import InvalidRequest, NodeLost, Overloaded, PronghornError, Unavailable, from_record
 from pronghorn.ids import Incarnation, RequestID
+from pronghorn.ledger import Held, Kind
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,9 @@ log = logging.getLogger(__name__)
 class Flight:
     """One request on its way: its lifecycle, and what waits for its consumer."""
 
-    def __init__(self, job: GenerationJob, max_attempts: int) -> None:
+    def __init__(self, job: GenerationJob, max_attempts: int, since_s: float) -> None:
         self.job = job
+        self.since_s = since_s
         self.request_id: RequestID = job.context.request_id
         self.lifecycle = Lifecycle(self.request_id, max_attempts)
         self.timer: asyncio.TimerHandle | None = None
@@ -75,6 +77,17 @@ class Flight:
     def end(self, error: PronghornError | None) -> None:
         self._error = error
         self._changed.set()
+
+    def held(self, now_s: float) -> list[Held]:
+        name, age_s, fence = str(self.request_id), now_s - self.since_s, self.lifecycle.fence
+        rows = [Held(Kind.FLIGHT, name, age_s=age_s, note=self.lifecycle.state.value)]
+        if fence is not None:
+            rows.append(Held(Kind.DISPATCHED, str(fence), age_s=age_s, peer=fence.incarnation))
+        if self.timer is not None:
+            rows.append(Held(Kind.TIMER, name))
+        if self._outputs:
+            rows.append(Held(Kind.UNREAD, name, len(self._outputs)))
+        return rows
 
     async def decided(self) -> None:
         """Wait for the first output. Raises the error that came instead."""
@@ -139,7 +152,7 @@ class Dispatcher:
         self._leave(flight, StoppedEarly())
 
     def _accept(self, job: GenerationJob) -> Flight:
-        flight = Flight(job, self._max_attempts)
+        flight = Flight(job, self._max_attempts, self._clock.now_s())
         if self._draining:
             raise Unavailable("the orchestrator is shutting down", retry_after_s=self._retry_after_s)
         if flight.request_id in self._flights:
@@ -290,6 +303,10 @@ class Dispatcher:
         return error
 
     # --- the whole ---
+
+    def held(self) -> list[Held]:
+        now_s = self._clock.now_s()
+        return [row for flight in self._flights.values() for row in flight.held(now_s)] + self._admission.held()
 
     def in_flight(self) -> int:
         return len(self._flights)

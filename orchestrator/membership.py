@@ -17,6 +17,7 @@ from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.errors import NodeLost, Unavailable
 from pronghorn.ids import Incarnation
+from pronghorn.ledger import Held, Kind
 from pronghorn.tasks import Owner
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,11 @@ class Membership:
     @property
     def running(self) -> list[str]:
         return self._owner.running
+
+    def held(self) -> list[Held]:
+        names = self._nodes.names_by_life()
+        sessions = [Held(Kind.SESSION, names.get(life, ""), peer=life) for life in self._clients]
+        return sessions + [Held(Kind.TASK, name) for name in self._owner.running]
 
     def send(self, incarnation: Incarnation, frame: OrchestratorFrame) -> None:
         client = self._clients.get(incarnation)

@@ -150,6 +150,9 @@ class Nodes:
         node = self._nodes.get(incarnation)
         return None if node is None else node.trouble
 
+    def names_by_life(self) -> dict[Incarnation, NodeName]:
+        return {incarnation: node.record.name for incarnation, node in self._nodes.items()}
+
     def names(self) -> set[NodeName]:
         return {node.record.name for node in self._nodes.values()}
 

@@ -18,6 +18,7 @@ from pipelines.types.frames import NodeReport
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
+from pronghorn.ledger import Held
 
 STOP_GRACE_S = 3.0
 
@@ -67,6 +68,10 @@ class Replica:
         """The nodes as the router sees them now."""
         return self._nodes.views(self._clock.now_s())
 
+    def held(self) -> list[Held]:
+        """Everything that this replica holds."""
+        return self.dispatcher.held() + self.membership.held()
+
     def ready(self) -> tuple[bool, str]:
         usable = [node.role for node in self.views() if node.unusable is None]
         decode, prefill = usable.count("decode"), usable.count("prefill")
@@ -75,9 +80,19 @@ class Replica:
             said.append("decode nodes compute the prompts")
         if not self.membership.registry_answers:
             said.append("the node registry does not answer")
+        unready = self._unready(decode)
+        return not unready, "; ".join(said + unready)
+
+    def _unready(self, usable_decode: int) -> list[str]:
+        """Every reason for which no request could be served now. A single node's death is none."""
+        reasons = []
+        if usable_decode == 0:
+            reasons.append("no decode node is usable")
         if self.dispatcher.draining:
-            said.append("shutting down")
-        return decode > 0 and not self.dispatcher.draining, "; ".join(said)
+            reasons.append("shutting down")
+        if (failure := self.failure()) is not None:
+            reasons.append(f"its node membership ended: {failure!r}")
+        return reasons
 
     def counters(self) -> dict[str, int]:
         return self._counters.snapshot()

@@ -18,6 +18,7 @@ from pronghorn.errors import (
     Overloaded,
     PronghornError,
 )
+from pronghorn.ledger import STANDING
 from pronghorn.wire import PREFILL_METHOD, SESSION_METHOD
 
 LATE_S = 0.5
@@ -149,6 +150,8 @@ def _node_at_rest(hosts: Hosts, node: SimNode) -> list[str]:
         found.append(wrong)
     if (reason := node.node.shell.unhealthy_reason()) is not None:
         found.append(f"{node.host} is unhealthy: {reason}")
+    rows = node.node.held(0.0) + node.engine.scheduler.held(0.0)
+    found += [f"{node.host} holds {row}" for row in rows if row.kind not in STANDING]
     tasks = [name for process in node.processes for name in hosts.loop.tasks_of(process)]
     found += _strange_tasks(node.host, tasks)
     sessions = sum(name.endswith(f"call-{SESSION_METHOD}") for name in tasks)
@@ -169,6 +172,7 @@ def _orchestrator_at_rest(hosts: Hosts, orchestrator: SimOrchestrator) -> list[s
     replica = orchestrator.replica
     if replica.in_flight():
         found.append(f"{orchestrator.name} has {replica.in_flight()} requests in flight")
+    found += [f"{orchestrator.name} holds {row}" for row in replica.held() if row.kind not in STANDING]
     try:
         replica.dispatcher.check()
     except AssertionError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from operations.port import Operations
 from orchestrator.api.chat import chat_routes
 from orchestrator.api.completions import completion_routes
 from orchestrator.api.documents import body_schemas
@@ -17,6 +18,7 @@ from orchestrator.api.edge import RequestEdge
 from orchestrator.api.errors import install_error_handlers
 from orchestrator.api.health import health_routes
 from orchestrator.api.models import model_routes
+from orchestrator.api.operations import operations_routes
 from orchestrator.api.preparation import Preparer, Workshop
 from orchestrator.api.services import Services
 from orchestrator.api.settings import ApiSettings
@@ -37,7 +39,14 @@ class Api(FastAPI):
         return self.openapi_schema
 
 
-def build_app(generator: Generator, view: ClusterView, tokenizer: TextTokenizer, settings: ApiSettings) -> FastAPI:
+def build_app(
+    generator: Generator,
+    view: ClusterView,
+    tokenizer: TextTokenizer,
+    settings: ApiSettings,
+    operations: Operations | None = None,
+) -> FastAPI:
+    """Without `operations` neither `/metrics` nor `/internal/ledger` is served."""
     services = Services(
         generator=generator,
         view=view,
@@ -65,4 +74,6 @@ def build_app(generator: Generator, view: ClusterView, tokenizer: TextTokenizer,
         health_routes(view, settings),
     ):
         app.include_router(router)
+    if operations is not None:
+        app.include_router(operations_routes(operations))
     return app

@@ -342,10 +342,10 @@ class NodeShell:
 
     async def ledger(self) -> Ledger:
         stock = await self.link.stock(STOCK_WITHIN_S)
-        held = self._held() + (stock or [])
+        held = self.held() + (stock or [])
         return Ledger(self.name, self.role, self.incarnation, held, engine_answered=stock is not None)
 
-    def _held(self) -> list[Held]:
+    def held(self) -> list[Held]:
         tasks = [Held(Kind.TASK, name) for name in self._owner.running]
         return self._work.held(self._clock.now_s()) + self._service.held() + tasks
 
@@ -361,7 +361,7 @@ class NodeShell:
             "num_free_blocks": load.free_blocks,
             "num_cached_blocks": load.cached_blocks,
         }
-        held = [*self._held(), Held(Kind.BLOCKS, "", load.held_blocks)]
+        held = [*self.held(), Held(Kind.BLOCKS, "", load.held_blocks)]
         held.append(Held(Kind.SEQUENCE, "", load.running + load.waiting + load.awaiting_blocks))
         totals = {
             "prompt_tokens": counters.pop("prompt_tokens", 0),

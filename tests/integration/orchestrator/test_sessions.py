@@ -10,7 +10,7 @@ import pytest
 
 from kvcache.hashing import seed_digest
 from kvcache.memory_registry import MemoryRegistry
-from orchestrator.assembly import start_replica
+from orchestrator.assembly import identify, start_replica
 from orchestrator.ports import GenerationJob
 from orchestrator.replica import Replica
 from pipelines.types.frames import Abort, Delta, Heartbeat, Outputs, Submit
@@ -74,7 +74,8 @@ async def one_node(wire: bool = False) -> AsyncIterator[tuple[Replica, GrpcNode,
             port = server.sockets[0].getsockname()[1]
             registered = msgspec.structs.replace(node.record, address=f"127.0.0.1:{port}")
         await registry.register(registered, LEASE_S)
-        replica = await start_replica("orchestrator-1", config(), registry)
+        identity = await identify("orchestrator-1", config(), registry)
+        replica = start_replica(identity, config(), registry)
         try:
             async with asyncio.timeout(10.0):
                 while not replica.ready()[0]:  # noqa: ASYNC110  (readiness is not announced)
