@@ -34,7 +34,7 @@ from decode_nodes.prefill_client import PrefillClient
 from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
-from orchestrator.assembly import start_replica
+from orchestrator.assembly import identify, start_replica
 from orchestrator.config import OrchestratorConfig
 from pipelines.node.config import NodeConfig
 from pipelines.runtime.config import EngineConfig
@@ -134,7 +134,7 @@ async def _pools(engine: EngineConfig) -> AsyncIterator[Members]:
         for each in (prefill, decode):
             await each.start()
             await each.shell.check_health()
-        replica = await start_replica("verify-families", config, registry)
+        replica = start_replica(await identify("verify-families", config, registry), config, registry)
         members = Members(replica, config)
         await members.join()
         yield members
