@@ -219,7 +219,7 @@ class Rig:
 
     def node_config(self, port: int = 0, **engine: Any) -> NodeConfig:
         return NodeConfig(
-            engine=canary_config(max_batch_input_tokens=2 * BLOCK_TOKENS, **engine),
+            engine=canary_config(**({"max_batch_input_tokens": 2 * BLOCK_TOKENS} | engine)),
             redis_url="",
             key_prefix="",
             lease_s=0.3,

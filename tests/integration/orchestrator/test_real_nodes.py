@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -23,18 +24,18 @@ NEW_TOKENS = 6
 
 @asynccontextmanager
 async def cluster(
-    decode_nodes: int = 1, prefill_nodes: int = 1
+    decode_nodes: int = 1, prefill_nodes: int = 1, max_in_flight: int = 256, **engine: Any
 ) -> AsyncIterator[tuple[Rig, Replica, list[DecodeNode]]]:
     async with new_rig() as rig:
-        prefill = [(await rig.prefill(f"prefill-{i}"))[0] for i in range(prefill_nodes)]
-        decode = [(await rig.decode(f"decode-{i}"))[0] for i in range(decode_nodes)]
+        prefill = [(await rig.prefill(f"prefill-{i}", **engine))[0] for i in range(prefill_nodes)]
+        decode = [(await rig.decode(f"decode-{i}", **engine))[0] for i in range(decode_nodes)]
         nodes: list[Node] = [*prefill, *decode]
         for node in nodes:
             await node.shell.check_health()  # a node registers with its first healthy check
         replica = Replica(
-            config(model_name=MODEL),
+            config(model_name=MODEL, max_in_flight=max_in_flight),
             rig.registry,
-            GrpcConnector(orchestrator_identity(), connect_timeout_s=5.0, send_queue_frames=64),
+            GrpcConnector(orchestrator_identity(), connect_timeout_s=5.0, send_queue_frames=1024),
             rig.clock,
         )
         replica.start()
