@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cluster.simulator.canary import VOCAB_SIZE
 from cluster.simulator.plan import Fault, NodePlan, Plan, RequestPlan
 from cluster.simulator.simulation import Verdict, run
 
@@ -34,7 +35,7 @@ def request(number: int, **changes: object) -> RequestPlan:
         name=f"request-{number}",
         at_s=0.05 * number,
         orchestrator=ORCHESTRATOR,
-        prompt=[*range(12), *(100 + number + i for i in range(12))],
+        prompt=[*range(12), *((100 + number + i) % VOCAB_SIZE for i in range(12))],
         new_tokens=10,
         budget_s=15.0,
     )

@@ -24,6 +24,7 @@ ON_LINKS = {
 }
 
 
+@pytest.mark.field("dynamo#13095")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("kind", LASTING, ids=lambda kind: kind.name.lower())
 @pytest.mark.parametrize("side", [SENDER, RECEIVER])
@@ -31,6 +32,7 @@ def test_a_process_fails_at(phase: str, kind: FaultKind, side: str) -> None:
     holds(plan([Fault(kind, 0.1, side, moment=phase, delay_s=0.001, duration_s=LASTING[kind], detail="same")]))
 
 
+@pytest.mark.field("sglang#36033")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("kind", ON_LINKS, ids=lambda kind: kind.name.lower())
 @pytest.mark.parametrize("sides", [(SENDER, RECEIVER), (RECEIVER, SENDER)], ids=["along", "against"])

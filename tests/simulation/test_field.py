@@ -8,6 +8,7 @@ from tests.fakes.simulated_cluster import holds, node, plan, request
 SLOW_NODES = [node("prefill-0"), node("decode-0", num_blocks=128, step_s=0.1)]
 
 
+@pytest.mark.field("sglang#28651")
 def test_a_storm_of_cancels_leaves_no_slot_taken_and_the_next_requests_succeed() -> None:
     """sglang#28651: cancel nine of ten prefills at once."""
     storm = [request(i, at_s=0.001 * i, cancel_after_s=0.3 - 0.001 * i) for i in range(90)]
@@ -16,18 +17,21 @@ def test_a_storm_of_cancels_leaves_no_slot_taken_and_the_next_requests_succeed()
     assert verdict.endings["finished"] >= 10 + 1
 
 
+@pytest.mark.field("vllm#46289", "dynamo#7489")
 def test_aborts_on_both_sides_at_random_points_leak_no_block() -> None:
     """vllm#46289, dynamo#7489: abort during the hand-over, again and again."""
-    requests = [request(i, at_s=0.01 * i, cancel_after_s=0.001 + (0.0137 * i) % 0.15) for i in range(200)]
+    requests = [request(i, at_s=0.01 * i, cancel_after_s=0.001 + (0.0137 * i) % 0.15) for i in range(1000)]
     holds(plan(requests=requests))
 
 
+@pytest.mark.field("vllm#29906")
 def test_deadlines_around_the_end_of_the_prefill_keep_no_block() -> None:
     """vllm#29906: timeouts at the end of a prefill kept blocks for minutes."""
-    requests = [request(i, at_s=0.02 * i, budget_s=0.02 + 0.002 * (i % 40)) for i in range(120)]
+    requests = [request(i, at_s=0.02 * i, budget_s=0.02 + 0.002 * (i % 40)) for i in range(200)]
     holds(plan(requests=requests))
 
 
+@pytest.mark.field("dynamo#13691")
 def test_a_cancelled_request_is_let_go_of_within_a_second() -> None:
     """dynamo#13691: a request went on for as long as it would have run. Here that were eight seconds."""
     verdict = holds(plan(requests=[request(i, new_tokens=80, cancel_after_s=0.4) for i in range(4)], nodes=SLOW_NODES))
@@ -35,6 +39,7 @@ def test_a_cancelled_request_is_let_go_of_within_a_second() -> None:
     assert verdict.rest_took_s <= 1.0
 
 
+@pytest.mark.field("dynamo#11068")
 def test_what_nobody_reads_any_more_is_let_go_of_within_a_second_of_the_break() -> None:
     """The connection to the orchestrator breaks in mid-stream: its sequences end with it."""
     broken = Fault(FaultKind.BREAK, 0.5, "decode-0", "orchestrator-0")
@@ -44,6 +49,7 @@ def test_what_nobody_reads_any_more_is_let_go_of_within_a_second_of_the_break() 
     assert verdict.rest_took_s <= 1.0
 
 
+@pytest.mark.field("TensorRT-LLM#12313")
 def test_a_pool_full_of_dead_requests_empties_without_a_new_one() -> None:
     """TensorRT-LLM#12313: clean-up ran only when another request came."""
     stuck = Fault(FaultKind.PAUSE, 0.05, "prefill-0", duration_s=5.0)
@@ -51,6 +57,7 @@ def test_a_pool_full_of_dead_requests_empties_without_a_new_one() -> None:
     holds(plan([stuck], [request(i, at_s=0.0, budget_s=1.0) for i in range(12)], nodes))
 
 
+@pytest.mark.field("vllm#49238")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_node_that_is_killed_again_and_again_comes_back_each_time(role: str) -> None:
     """vllm#49238: a stale endpoint after a restart under the same name."""
@@ -61,6 +68,7 @@ def test_a_node_that_is_killed_again_and_again_comes_back_each_time(role: str) -
         assert verdict.endings == {"finished": 111}
 
 
+@pytest.mark.field("sglang#12779")
 def test_without_a_prefill_node_decode_serves_alone() -> None:
     """sglang#12779: the death of prefill took decode with it."""
     kills = [Fault(FaultKind.KILL, 0.1, f"prefill-{i}") for i in range(2)]
@@ -68,6 +76,7 @@ def test_without_a_prefill_node_decode_serves_alone() -> None:
     assert verdict.endings == {"finished": 8 + 1}
 
 
+@pytest.mark.field("dynamo#11068")
 @pytest.mark.parametrize("detail", ["", "flushed"])
 def test_redis_away_for_longer_than_a_lease_fails_no_request(detail: str) -> None:
     """dynamo#11068: the loss of the store left zombies; here serving goes on from the sessions."""
@@ -76,6 +85,19 @@ def test_redis_away_for_longer_than_a_lease_fails_no_request(detail: str) -> Non
     assert verdict.endings == {"finished": 40 + 1}
 
 
+@pytest.mark.field("dynamo#13088")
+def test_hundreds_of_nodes_that_come_and_go_in_seconds_leave_every_request_with_an_end() -> None:
+    """dynamo#13088: of 1,536 requests 24 hung after selection while 250 workers came and 150 went in 12 minutes."""
+    roles = ("prefill", "decode")
+    joins = [Fault(FaultKind.JOIN, 0.08 * i, f"{roles[i % 2]}-0") for i in range(250)]
+    leaves = [
+        Fault((FaultKind.KILL, FaultKind.DRAIN)[i // 2 % 2], 0.13 * i + 1.0, f"{roles[i % 2]}-0+{i // 2 + 1}")
+        for i in range(150)
+    ]
+    holds(plan([*joins, *leaves], [request(i, at_s=0.0135 * i) for i in range(1500)]))
+
+
+@pytest.mark.field("dynamo#13088")
 def test_nodes_that_come_and_go_leave_every_request_with_an_end() -> None:
     """dynamo#13088: requests hung after selection while workers came and went."""
     churn = [
@@ -97,6 +119,7 @@ def test_clocks_that_differ_by_minutes_and_drift_change_nothing() -> None:
     assert verdict.endings == {"finished": 40 + 1}
 
 
+@pytest.mark.field("production-stack#749")
 def test_a_black_hole_holds_up_nobody_else() -> None:
     """production-stack#749: one dead back end blocked requests to the healthy ones."""
     hole = Fault(FaultKind.CUT_BOTH, 0.0, "decode-0", "orchestrator-0", duration_s=8.0)

@@ -218,7 +218,9 @@ class Rig:
         stack.push_async_callback(self._owner.stop, 1.0)
 
     def node_config(self, port: int = 0, **engine: Any) -> NodeConfig:
+        max_in_flight = engine.pop("max_in_flight", 1024)
         return NodeConfig(
+            max_in_flight=max_in_flight,
             engine=canary_config(**({"max_batch_input_tokens": 2 * BLOCK_TOKENS} | engine)),
             redis_url="",
             key_prefix="",

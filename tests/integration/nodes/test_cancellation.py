@@ -40,6 +40,7 @@ def ended_early(*nodes: DecodeNode) -> int:
 goings = pytest.mark.parametrize("go", [abort, die, close])
 
 
+@pytest.mark.field("dynamo#7489")
 @pytest.mark.conformance(45)
 @goings
 async def test_while_it_waits_for_blocks(rig: Rig, go: Going) -> None:
@@ -60,6 +61,7 @@ async def test_while_it_waits_for_blocks(rig: Rig, go: Going) -> None:
     assert ended_early(decode) == 1 and prefill.counters.value("hand_over_ended", "committed") == 1
 
 
+@pytest.mark.field("dynamo#7489")
 @pytest.mark.conformance(45)
 @goings
 async def test_while_its_prompt_is_computed_there(rig: Rig, go: Going) -> None:
@@ -77,6 +79,7 @@ async def test_while_its_prompt_is_computed_there(rig: Rig, go: Going) -> None:
     assert prefill.counters.value("hand_over_ended", "computing") == 1
 
 
+@pytest.mark.field("dynamo#7489", "llm-d#1138")
 @goings
 @pytest.mark.parametrize("kind", [transfer.BlocksFrame, transfer.CommitFrame])
 async def test_while_its_blocks_are_on_their_way(rig: Rig, go: Going, kind: type) -> None:
@@ -98,6 +101,7 @@ async def test_while_its_blocks_are_on_their_way(rig: Rig, go: Going, kind: type
     assert prefill.counters.value("hand_over_ended", "committed") == 0 or kind is transfer.CommitFrame
 
 
+@pytest.mark.field("dynamo#7489", "llm-d#1138")
 @goings
 async def test_when_its_blocks_are_there_and_the_engine_has_not_taken_it_in(rig: Rig, go: Going) -> None:
     prefill, _ = await rig.prefill()
@@ -128,6 +132,7 @@ async def test_when_its_blocks_are_there_and_the_engine_has_not_taken_it_in(rig:
     assert engine.pipeline.computed_tokens <= BLOCK_TOKENS + 1 + 3 + 1, "at most one step of what was let go of"
 
 
+@pytest.mark.field("dynamo#13691")
 @goings
 async def test_an_engine_hears_of_it_before_its_next_step(rig: Rig, go: Going) -> None:
     prefill, engine = await rig.prefill(num_blocks=256)
@@ -143,6 +148,7 @@ async def test_an_engine_hears_of_it_before_its_next_step(rig: Rig, go: Going) -
     assert engine.pipeline.computed_tokens <= STEP_TOKENS
 
 
+@pytest.mark.field("dynamo#13691")
 @goings
 async def test_the_next_short_request_does_not_wait_behind_a_long_prompt_that_nobody_wants(rig: Rig, go: Going) -> None:
     prefill, engine = await rig.prefill(num_blocks=256)
@@ -162,6 +168,7 @@ async def test_the_next_short_request_does_not_wait_behind_a_long_prompt_that_no
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("vllm#58188")
 async def test_prefill_keeps_nothing_of_what_decode_has_taken_over(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
     decode, _ = await rig.decode(model_path="canary:?step_s=0.02")
@@ -174,6 +181,7 @@ async def test_prefill_keeps_nothing_of_what_decode_has_taken_over(rig: Rig) -> 
     await at_rest(decode)
 
 
+@pytest.mark.field("vllm#38027")
 async def test_a_decode_node_that_takes_its_blocks_slowly_loses_none_of_them(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
     decode, engine = await rig.decode(stall_timeout_s=0.2)
@@ -189,6 +197,7 @@ async def test_a_decode_node_that_takes_its_blocks_slowly_loses_none_of_them(rig
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("dynamo#7489")
 @pytest.mark.conformance(45, 70)
 @goings
 async def test_while_it_is_decoded(rig: Rig, go: Going) -> None:

@@ -81,6 +81,7 @@ async def test_nobody_answers_at_the_address(rig: Rig) -> None:
     await at_rest(decode)
 
 
+@pytest.mark.field("vllm#50754")
 @pytest.mark.conformance(45, 46)
 @phases
 async def test_a_prefill_node_that_dies_in_any_phase_costs_no_token(rig: Rig, kind: type) -> None:
@@ -93,6 +94,7 @@ async def test_a_prefill_node_that_dies_in_any_phase_costs_no_token(rig: Rig, ki
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("aibrix#2289")
 @pytest.mark.conformance(46)
 @phases
 async def test_the_next_prefill_node_takes_over_from_one_that_died(rig: Rig, kind: type) -> None:
@@ -134,6 +136,7 @@ async def test_a_flipped_bit_is_refused_counted_and_recomputed(rig: Rig, caplog:
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("sglang#36033")
 @phases
 async def test_a_prefill_node_that_falls_silent_is_left_within_the_bound(rig: Rig, kind: type) -> None:
     prefill, _ = await rig.prefill()
@@ -161,6 +164,28 @@ async def test_a_prefill_engine_that_is_busy_is_waited_for(rig: Rig) -> None:
     assert decode.counters.value("pull_committed") == 1
 
 
+@pytest.mark.field("llm-d-router#1206")
+async def test_a_full_prefill_node_is_passed_over_for_the_next_one_and_then_for_decode_and_each_is_counted(
+    rig: Rig,
+) -> None:
+    full, engine = await rig.prefill("prefill-1", max_in_flight=1)
+    second, _ = await rig.prefill("prefill-2")
+    decode, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(decode)
+    engine.pipeline.gate.clear()
+    hog = await orchestrator.submit(prompt(2, start=500), 2, target(full))
+    await holds(full)
+    assert await answer(orchestrator, target(full), target(second)) == EXPECTED
+    assert second.counters.value("hand_over_ended", "committed") == 1
+    assert decode.counters.value("pull_failed", "rate_limit_exceeded") == 1
+    assert await answer(orchestrator, target(full)) == EXPECTED
+    assert decode.counters.value("pull_failed", "rate_limit_exceeded") == 2
+    engine.pipeline.gate.set()
+    assert await orchestrator.result(hog) == continuation(prompt(2, start=500), 2)
+    await at_rest(full, second, decode)
+
+
+@pytest.mark.field("aibrix#2289")
 async def test_only_these_ends_in_one_typed_error(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
     decode, _ = await rig.decode()
@@ -184,6 +209,7 @@ async def test_another_life_of_the_prefill_node_refuses_by_name(rig: Rig) -> Non
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("vllm#42895")
 @pytest.mark.conformance(42)
 async def test_another_layout_is_refused_by_name_and_computed_here(rig: Rig) -> None:
     prefill, _ = await rig.prefill(block_tokens=8)

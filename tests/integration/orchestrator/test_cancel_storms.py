@@ -5,6 +5,8 @@ import random
 import time
 from typing import Any
 
+import pytest
+
 from orchestrator.ports import GenerationJob
 from orchestrator.replica import Replica
 from tests.fakes.canary_pipeline import continuation
@@ -25,6 +27,7 @@ async def rate(rig: Rig, replica: Replica, requests: int, start: int) -> float:
     return requests / (time.perf_counter() - began_s)
 
 
+@pytest.mark.field("sglang#28651")
 async def test_when_nine_of_ten_prefills_are_cancelled_at_once_the_next_requests_succeed() -> None:
     async with cluster(decode_nodes=2, prefill_nodes=2, max_in_flight=1000, **ROOM) as (rig, replica, decode):
         before = await rate(rig, replica, NEXT, start=0)
@@ -47,6 +50,7 @@ async def test_when_nine_of_ten_prefills_are_cancelled_at_once_the_next_requests
         print(f"{cancelled} cancelled; {before:.0f} requests/s before, {after:.0f} after")  # noqa: T201
 
 
+@pytest.mark.field("ray#52533", "vllm#46289")
 async def test_a_thousand_requests_that_are_cancelled_at_random_moments_leave_nothing() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201  # shown where the test fails
@@ -76,6 +80,7 @@ async def test_a_thousand_requests_that_are_cancelled_at_random_moments_leave_no
         assert ends.count("cancelled") > 300
 
 
+@pytest.mark.field("TensorRT-LLM#5820")
 async def test_a_cluster_that_was_loaded_and_cancelled_again_and_again_answers_a_probe() -> None:
     async with cluster(decode_nodes=1, prefill_nodes=1, max_in_flight=1000, **ROOM) as (rig, replica, decode):
         for round_ in range(5):

@@ -27,6 +27,7 @@ async def tasks() -> int:
     return len(asyncio.all_tasks())
 
 
+@pytest.mark.field("dynamo#7489")
 async def test_a_request_that_is_cancelled_after_any_number_of_turns_leaves_nothing() -> None:
     async with cluster() as (rig, replica, decode):
         before = await tasks()
@@ -48,6 +49,7 @@ async def test_a_request_that_is_cancelled_after_any_number_of_turns_leaves_noth
         assert await tasks() == before
 
 
+@pytest.mark.field("dynamo#7489")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_disconnects_after_any_number_of_turns_leaves_nothing(stream: bool) -> None:
     async with cluster() as (_, replica, decode):

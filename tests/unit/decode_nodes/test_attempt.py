@@ -101,6 +101,7 @@ def test_only_these_ends_in_the_last_targets_error() -> None:
     assert attempt.state is AttemptState.ENDED
 
 
+@pytest.mark.field("vllm#55470")
 @pytest.mark.conformance(48)
 def test_blocks_are_not_given_back_before_the_pull_has_ended() -> None:
     attempt = pulling(P1)

@@ -231,6 +231,7 @@ def test_the_deadline_ends_those_that_wait_and_those_that_run() -> None:
     assert at_rest(engine)
 
 
+@pytest.mark.field("vllm#55470")
 @pytest.mark.conformance(48)
 def test_blocks_under_a_pull_outlive_the_deadline_until_the_shell_lets_go() -> None:
     engine = play(num_blocks=4)
@@ -339,6 +340,7 @@ def test_the_oldest_is_never_preempted() -> None:
         engine.step()
 
 
+@pytest.mark.field("vllm#55470")
 @pytest.mark.conformance(48)
 def test_blocks_under_a_pull_are_never_taken() -> None:
     engine = play(num_blocks=8)
