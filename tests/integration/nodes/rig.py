@@ -213,6 +213,7 @@ class Rig:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.clock = SystemClock()
         self.registry = MemoryRegistry(self.clock)
+        self.prefill_nodes: list[PrefillNode] = []
         self._stack = stack
         self._owner = Owner("rig")
         stack.push_async_callback(self._owner.stop, 1.0)
@@ -259,6 +260,7 @@ class Rig:
             clock=self.clock,
         )
         await node.start()
+        self.prefill_nodes.append(node)
         self._stack.push_async_callback(node.shell.stop)
         return node
 

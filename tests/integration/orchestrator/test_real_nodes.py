@@ -120,3 +120,32 @@ async def test_a_decode_node_that_stops_is_a_typed_error_or_another_node_and_the
             tasks.create_task(decode[0].shell.stop())
         assert {request.result() for request in requests} <= {"lost", "answered"}
         assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_nobody_hears_of_a_node_that_an_operator_drains(role: str) -> None:
+    """dynamo#13559: the clients of a server that was scaled down got 500."""
+    async with cluster(decode_nodes=2, prefill_nodes=2) as (rig, replica, decode):
+        tokens = prompt(4)
+        leaving: Node = decode[0] if role == "decode" else rig.prefill_nodes[0]
+        gone = asyncio.Event()
+        leaving.shell.when_dismissed = gone.set
+
+        async def crowd() -> None:
+            while not gone.is_set():
+                assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
+
+        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+            for _ in range(8):
+                tasks.create_task(crowd())
+            tasks.create_task(dismiss_amid(leaving))
+        assert leaving.counters.value("handed_back") == 0
+        await until_usable(replica, 3)
+        assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
+
+
+async def dismiss_amid(leaving: Node) -> None:
+    """Once it is at work."""
+    while leaving.in_flight == 0:  # noqa: ASYNC110  # asked from outside, which no event reaches
+        await asyncio.sleep(0.001)
+    leaving.shell.dismiss(10.0)
