@@ -4,13 +4,14 @@ Pure: what happens comes in as calls, what to do goes out as effects, in order. 
 
     RESERVING --reserved--> PULLING --committed--> RUNNING --done, failed, cancelled--> ENDED
         |                    |   |                    ^
-        |                    |   +--no target left----+  (the prompt is computed here)
+        |                    |   +--no target left----+  (the prompt is computed here, where there is room for that)
         |                    +--failed, cancelled--> STOPPING --the pull has ended--> ENDED
         +--failed, cancelled--> ENDED
 
 Invariants. Blocks are handed back (Release, PrefillHere, Adopt) only once no pull is writing: from PULLING that is
 after `on_pull_end`, which is why STOPPING exists. The first token is delivered once, whoever computes it again.
-At most one last word is said, and nothing after it.
+At most one last word is said, and nothing after it. Where engines of `POISONOUS_DEATHS` nodes have died under the
+request, no further one is asked to compute it.
 """
 
 import enum
@@ -19,12 +20,12 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from pipelines.runtime.messages import Admit, Adopt, EngineCommand, Failed, PrefillHere, Release, Reserved, TokenDelta
-from pipelines.types.frames import Delta, PrefillTarget, Submit
+from pipelines.types.frames import POISONOUS_DEATHS, Delta, PrefillTarget, Submit
 from pipelines.types.handover import FirstToken
 from pipelines.types.sampled_token import SampledToken
 from pipelines.types.status import GenerationStatus
 from pronghorn.deadline import Deadline
-from pronghorn.errors import ErrorRecord, PronghornError, TransferFailed
+from pronghorn.errors import EngineDied, ErrorRecord, NoPrefill, PoisonRequest, PronghornError, TransferFailed
 
 
 class AttemptState(enum.Enum):
@@ -84,6 +85,7 @@ Effect = Tell | StartPull | StopPull | Say | SayFailure
 class Attempt:
     def __init__(self, submit: Submit, deadline: Deadline, block_tokens: int) -> None:
         self.fence = submit.fence
+        self.key = submit.key
         self.context = submit.context
         self.deadline = deadline
         self.state = AttemptState.RESERVING
@@ -95,10 +97,18 @@ class Attempt:
         self._cached_tokens = 0
         self._first: FirstToken | None = None
         self._open_choices = submit.context.num_choices
+        self._deaths = submit.deaths
+        self._computing_here = False
+
+    @property
+    def local_prefill_tokens(self) -> int:
+        """Prompt tokens that are still to be computed here."""
+        return len(self.context.tokens) - self._cached_tokens if self._computing_here else 0
 
     def begin(self, budget_s: float) -> list[Effect]:
         prefill_here = not self._targets
         if prefill_here:
+            self._computing_here = True
             self._move(AttemptState.RUNNING)
         return [Tell(Admit(self.fence, self.context, budget_s, prefill_here))]
 
@@ -117,6 +127,7 @@ class Attempt:
     def on_tokens(self, event: TokenDelta) -> list[Effect]:
         if self.state is not AttemptState.RUNNING:
             return []
+        self._computing_here = False
         delta = Delta(
             fence=event.fence,
             tokens=event.tokens,
@@ -160,8 +171,9 @@ class Attempt:
             )
         )
 
-    def on_pull_end(self, error: PronghornError | None) -> list[Effect]:
-        """The pull is over and writes no more; None: every wanted block is there and the first token was told."""
+    def on_pull_end(self, error: PronghornError | None, local_room_tokens: int) -> list[Effect]:
+        """The pull is over and writes no more; None: every wanted block is there and the first token was told.
+        `local_room_tokens` is what this node would compute itself."""
         if self.state is AttemptState.STOPPING:
             self._move(AttemptState.ENDED)
             return [Tell(Release(self.fence))]
@@ -171,16 +183,30 @@ class Attempt:
             self._move(AttemptState.RUNNING)
             first = self._first
             return [Tell(Adopt(self.fence, first.token, first.log_probabilities, first.siblings))]
+        self._deaths += isinstance(error, EngineDied)
+        if self._deaths >= POISONOUS_DEATHS:
+            return self._give_up(PoisonRequest(f"{self._deaths} nodes have died under the request: {error.message}"))
         if self._next_target < len(self._targets):
             return [self._start_pull()]
         if self._only_these:
-            self._move(AttemptState.ENDED)
-            return [Tell(Release(self.fence)), SayFailure(error.record())]
+            return self._give_up(error)
+        return self._prefill_here(error, local_room_tokens)
+
+    def _prefill_here(self, error: PronghornError, room_tokens: int) -> list[Effect]:
+        needed_tokens = len(self.context.tokens) - self._cached_tokens
+        if needed_tokens > room_tokens:
+            full = f"room to compute {room_tokens} prompt tokens in their stead, and the request needs {needed_tokens}"
+            return self._give_up(NoPrefill(f"every prefill node failed ({error.message}), and here is {full}"))
+        self._computing_here = True
         self._move(AttemptState.RUNNING)
         if self._first is None:
             return [Tell(PrefillHere(self.fence))]
         first = self._first
         return [Tell(PrefillHere(self.fence, first.token, first.log_probabilities, first.siblings))]
+
+    def _give_up(self, error: PronghornError) -> list[Effect]:
+        self._move(AttemptState.ENDED)
+        return [Tell(Release(self.fence)), SayFailure(error.record())]
 
     # --- from elsewhere -----------------------------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.session_service import Server, grpc_server
 from pipelines.node.shell import NodeShell
-from pipelines.runtime.messages import Failed, Release, Reserved, StepReport, TokenDelta
+from pipelines.runtime.messages import Admit, Failed, PrefillHere, Release, Reserved, StepReport, TokenDelta
 from pipelines.runtime.port import EnginePort
-from pipelines.types.frames import Submit
+from pipelines.types.frames import Pulled, Submit
 from pipelines.types.handover import FirstToken
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
@@ -36,6 +36,7 @@ from pronghorn.errors import (
     NodeRefused,
     Overloaded,
     PronghornError,
+    RequestInProgress,
 )
 from pronghorn.ids import Fence, Incarnation, NodeName
 from pronghorn.ledger import Held, Kind
@@ -44,6 +45,7 @@ from pronghorn.tasks import Owner
 log = logging.getLogger(__name__)
 
 ROLE: Final = "decode"
+RETRY_AFTER_S = 1.0
 
 
 class _Held:
@@ -88,6 +90,8 @@ class DecodeNode:
         self._prefill = prefill
         self._clock = clock
         self._held: dict[Fence, _Held] = {}
+        self._by_key: dict[str, _Held] = {}
+        """The newest attempt of each request that its client has named."""
         self._ended = EndedFences()
         self._pulls = Owner(f"{name}/pulls")
         self._rest = asyncio.Event()
@@ -103,6 +107,11 @@ class DecodeNode:
     def in_flight(self) -> int:
         return len(self._held)
 
+    @property
+    def local_prefill_room_tokens(self) -> int:
+        waiting_tokens = sum(held.attempt.local_prefill_tokens for held in self._held.values())
+        return max(0, self._config.max_local_prefill_tokens - waiting_tokens)
+
     def submit(self, session: Session, frame: Submit) -> None:
         if frame.fence.incarnation != self.shell.incarnation:
             raise NodeRefused(
@@ -115,15 +124,28 @@ class DecodeNode:
             return
         if frame.fence in self._ended:
             raise NodeRefused(f"{frame.fence} has ended here already", code="repeated")
+        self._require_alone(session, frame)
         check_arrival(frame.context, frame.budget_s, self._link.ready)
         check_window(frame.context)
         now_s = self._clock.now_s()
         deadline = Deadline.after(now_s, frame.budget_s)
         attempt = Attempt(frame, deadline, self._config.node.engine.block_tokens)
         held = self._held[frame.fence] = _Held(attempt, session, now_s)
+        if frame.key is not None:
+            self._by_key[frame.key] = held
         self._rest.clear()
         self.counters.count("submitted")
         self._run(held, attempt.begin(frame.budget_s))
+
+    def _require_alone(self, session: Session, frame: Submit) -> None:
+        """Raises RequestInProgress where another orchestrator runs the request that its client names so."""
+        held = None if frame.key is None else self._by_key.get(frame.key)
+        if held is not None and held.session.peer.incarnation != session.peer.incarnation:
+            raise RequestInProgress(
+                f"request {frame.key!r} runs on {self.shell.name} for {held.session.peer.name} already",
+                param="X-Request-ID",
+                retry_after_s=RETRY_AFTER_S,
+            )
 
     def abort(self, session: Session, fence: Fence) -> None:
         held = self._held.get(fence)
@@ -192,7 +214,9 @@ class DecodeNode:
                     try:
                         self._link.send(command)
                     except (Overloaded, EngineDied) as error:
-                        self._run(held, held.attempt.cancel(error))
+                        # An engine that died before the request came to it did not die of it.
+                        refused = isinstance(error, EngineDied) and isinstance(command, Admit)
+                        self._run(held, held.attempt.cancel(NodeRefused(error.message) if refused else error))
                 case StartPull():
                     self._start_pull(held, effect)
                 case StopPull():
@@ -207,6 +231,8 @@ class DecodeNode:
                     assert_never(never)
         if held.attempt.state is AttemptState.ENDED and self._held.pop(held.attempt.fence, None) is not None:
             self._ended.add(held.attempt.fence)
+            if held.attempt.key is not None and self._by_key.get(held.attempt.key) is held:
+                del self._by_key[held.attempt.key]
             if not self._held:
                 self._rest.set()
 
@@ -256,6 +282,9 @@ class DecodeNode:
             error = InternalError(f"the pull from {start.target.name} failed: {bug!r}")
         else:
             error = task.result()
+        if held.attempt.state is AttemptState.PULLING:
+            record = None if error is None else error.record()
+            held.session.pulled(Pulled(held.attempt.fence, start.target.incarnation, record))
         if error is None:
             self.counters.count("blocks_received", n=len(start.block_ids))
             self.counters.count("pull_committed")
@@ -269,7 +298,22 @@ class DecodeNode:
                 error.code,
                 error.message,
             )
-        self._run(held, held.attempt.on_pull_end(error))
+        effects = held.attempt.on_pull_end(error, self.local_prefill_room_tokens)
+        self._count_fallback(effects)
+        self._run(held, effects)
+
+    def _count_fallback(self, effects: list[Effect]) -> None:
+        """What is done about a hand-over that failed: another prefill node, this one itself, or nothing."""
+        for effect in effects:
+            match effect:
+                case StartPull():
+                    self.counters.count("prefill_fallback", "another")
+                case Tell(command=PrefillHere()):
+                    self.counters.count("prefill_fallback", "local")
+                case SayFailure():
+                    self.counters.count("prefill_fallback", "refused")
+                case _:
+                    pass
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,12 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Requests that may wait for a slot; one more is refused as Overloaded."""
     max_attempts: int = 3
     """Decode nodes tried before the first token."""
+    migration_wait_s: float = 30.0
+    """How long a stream that has lost its decode node waits for one to go on from, within its deadline."""
+    breaker_failures: int = 3
+    """A node that fails so often in a row gets no work for a while."""
+    breaker_open_s: float = 1.0
+    """For how long at first; twice as long after each trial that fails, up to eight times."""
     max_prefill_candidates: int = 3
     """Prefill nodes named to the decode node, best first."""
     retry_after_s: float = 1.0
@@ -58,9 +64,9 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         positive = (
-            "max_length default_deadline_s max_in_flight max_attempts max_prefill_candidates retry_after_s "
-            "max_request_bytes lease_s heartbeat_timeout_s silence_timeout_s connect_timeout_s reconnect_min_s "
-            "relist_period_s send_queue_frames"
+            "max_length default_deadline_s max_in_flight max_attempts migration_wait_s breaker_failures "
+            "breaker_open_s max_prefill_candidates retry_after_s max_request_bytes lease_s heartbeat_timeout_s "
+            "silence_timeout_s connect_timeout_s reconnect_min_s relist_period_s send_queue_frames"
         )
         for name in positive.split():
             if getattr(self, name) <= 0:

@@ -1,9 +1,6 @@
 """The life of a request, carried out: turns what happens into events for its lifecycle, and the effects into deeds.
 
 A shell: it decides nothing. Read `Dispatcher` top to bottom: a request is accepted, driven, delivered, and let go.
-
-Outputs wait in a queue per request for a consumer that may be slow; it is bounded by the request's own `max_length`,
-and a consumer that stands still is ended by the request's deadline.
 """
 
 import asyncio
@@ -15,97 +12,72 @@ from typing import assert_never
 
 from kvcache.connector import HintOutcome, read_hint
 from orchestrator.admission import Admission
-from orchestrator.lifecycle import (
+from orchestrator.breaker import counts_as_failure
+from orchestrator.config import OrchestratorConfig
+from orchestrator.flight import Flight
+from orchestrator.lifecycle import Effect, Refused, RequestState
+from orchestrator.local_prefill import with_room
+from orchestrator.nodes import Nodes
+from orchestrator.ports import GenerationJob, Sessions
+from orchestrator.request_events import (
     Admitted,
     AttemptFailed,
     Cancel,
     Choose,
     ClientGone,
+    Complete,
     DeadlinePassed,
     Deliver,
+    DeliverEnd,
     Dispatch,
-    Effect,
     Event,
     Fail,
     Finish,
-    Lifecycle,
     NodeGone,
+    NodeHeard,
+    NodeUnfit,
+    PrefillFailed,
     Produced,
-    Refused,
     ReleaseSlot,
     Routed,
     SendAbort,
     ShuttingDown,
     StoppedEarly,
     Unroutable,
+    Wait,
+    WaitOver,
 )
-from orchestrator.nodes import Nodes
-from orchestrator.ports import GenerationJob, Sessions
 from orchestrator.routing import RequestFacts, Router
-from pipelines.types.frames import Abort, BlockEvents, Delta, DropPrefixCache, Heartbeat, NodeFrame, Outputs, Submit
+from pipelines.types.frames import (
+    Abort,
+    BlockEvents,
+    Delta,
+    DropPrefixCache,
+    Heartbeat,
+    NodeFrame,
+    NodeReport,
+    Outputs,
+    Pulled,
+    Submit,
+)
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
-from pronghorn.errors import InvalidRequest, NodeLost, Overloaded, PronghornError, Unavailable, from_record
-from pronghorn.ids import Incarnation, RequestID
-from pronghorn.ledger import Held, Kind
+from pronghorn.errors import (
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    NoPrefill,
+    Overloaded,
+    PronghornError,
+    RequestInProgress,
+    Unavailable,
+    from_record,
+)
+from pronghorn.ids import Fence, Incarnation, RequestID
+from pronghorn.ledger import Held
 
 log = logging.getLogger(__name__)
-
-
-class Flight:
-    """One request on its way: its lifecycle, and what waits for its consumer."""
-
-    def __init__(self, job: GenerationJob, max_attempts: int, since_s: float) -> None:
-        self.job = job
-        self.since_s = since_s
-        self.request_id: RequestID = job.context.request_id
-        self.lifecycle = Lifecycle(self.request_id, max_attempts)
-        self.timer: asyncio.TimerHandle | None = None
-        self._outputs: deque[TextGenerationOutput] = deque()
-        self._error: PronghornError | None = None
-        self._changed = asyncio.Event()
-
-    @property
-    def over(self) -> bool:
-        return self.lifecycle.state.terminal
-
-    def deliver(self, output: TextGenerationOutput) -> None:
-        self._outputs.append(output)
-        self._changed.set()
-
-    def end(self, error: PronghornError | None) -> None:
-        self._error = error
-        self._changed.set()
-
-    def held(self, now_s: float) -> list[Held]:
-        name, age_s, fence = str(self.request_id), now_s - self.since_s, self.lifecycle.fence
-        rows = [Held(Kind.FLIGHT, name, age_s=age_s, note=self.lifecycle.state.value)]
-        if fence is not None:
-            rows.append(Held(Kind.DISPATCHED, str(fence), age_s=age_s, peer=fence.incarnation))
-        if self.timer is not None:
-            rows.append(Held(Kind.TIMER, name))
-        if self._outputs:
-            rows.append(Held(Kind.UNREAD, name, len(self._outputs)))
-        return rows
-
-    async def decided(self) -> None:
-        """Wait for the first output. Raises the error that came instead."""
-        await self._changed.wait()
-        if not self._outputs and self._error is not None:
-            raise self._error
-
-    async def outputs(self) -> AsyncIterator[TextGenerationOutput]:
-        while True:
-            await self._changed.wait()
-            while self._outputs:
-                yield self._outputs.popleft()
-            if not self.over:
-                self._changed.clear()
-            elif self._error is not None:
-                raise self._error
-            else:
-                return
 
 
 class Dispatcher:
@@ -120,8 +92,7 @@ class Dispatcher:
         sessions: Sessions,
         clock: Clock,
         counters: Counters,
-        max_attempts: int,
-        retry_after_s: float,
+        config: OrchestratorConfig,
     ) -> None:
         self._admission = admission
         self._router = router
@@ -129,9 +100,11 @@ class Dispatcher:
         self._sessions = sessions
         self._clock = clock
         self._counters = counters
-        self._max_attempts = max_attempts
-        self._retry_after_s = retry_after_s
+        self._config = config
         self._flights: dict[RequestID, Flight] = {}
+        self._keys: dict[str, Flight] = {}
+        self._uneasy: dict[RequestID, Flight] = {}
+        """Those that hearing of a node could help: they wait for one, or are in doubt about one."""
         self._events: deque[tuple[Flight, Event]] = deque()
         self._handling = False
         self._draining = False
@@ -152,16 +125,26 @@ class Dispatcher:
         self._leave(flight, StoppedEarly())
 
     def _accept(self, job: GenerationJob) -> Flight:
-        flight = Flight(job, self._max_attempts, self._clock.now_s())
+        flight = Flight(job, self._config.max_attempts, self._clock.now_s())
+        retry_after_s = self._config.retry_after_s
         if self._draining:
-            raise Unavailable("the orchestrator is shutting down", retry_after_s=self._retry_after_s)
+            raise Unavailable("the orchestrator is shutting down", retry_after_s=retry_after_s)
+        if job.key is not None and job.key in self._keys:
+            self._counters.count("request_repeated")
+            raise RequestInProgress(
+                f"a request with the X-Request-ID of {job.key!r} is still running",
+                param="X-Request-ID",
+                retry_after_s=retry_after_s,
+            )
         if flight.request_id in self._flights:
             raise InvalidRequest(f"request_id {flight.request_id} is in flight already", param="request_id")
         left_s = job.deadline.require(self._clock.now_s(), "it was being accepted")
         if reason := self._admission.can_admit():
             self._counters.count("request_overloaded")
-            raise Overloaded(reason, retry_after_s=self._retry_after_s)
+            raise Overloaded(reason, retry_after_s=retry_after_s)
         self._flights[flight.request_id] = flight
+        if job.key is not None:
+            self._keys[job.key] = flight
         self._idle.clear()
         flight.timer = asyncio.get_running_loop().call_later(left_s, self._post, flight, DeadlinePassed())
         self._counters.count("request_accepted")
@@ -187,9 +170,11 @@ class Dispatcher:
     def on_frame(self, incarnation: Incarnation, frame: NodeFrame) -> None:
         match frame:
             case Outputs():
+                for pulled in frame.pulls:
+                    self._on_pulled(pulled)
                 for delta in frame.deltas:
                     if flight := self._flight_of(delta.fence.request_id):
-                        self._post(flight, Produced(delta))
+                        self._post(flight, self._produced(flight, delta))
                 for failure in frame.failures:
                     if flight := self._flight_of(failure.fence.request_id):
                         self._post(flight, AttemptFailed(failure.fence, from_record(failure.error)))
@@ -198,11 +183,52 @@ class Dispatcher:
             case _:
                 assert_never(frame)
 
-    def on_lost(self, incarnation: Incarnation, reason: str) -> None:
+    def _produced(self, flight: Flight, delta: Delta) -> Produced | AttemptFailed:
+        if delta.fence != flight.lifecycle.fence:
+            return Produced(delta)  # late: the lifecycle refuses it
+        if flight.progress.diverges(delta):
+            self._counters.count("replay_diverged")
+            self._abort(delta.fence)
+            return AttemptFailed(delta.fence, InternalError("a node said another text than the one before it"))
+        return Produced(delta, flight.progress.fresh(delta))
+
+    def _on_pulled(self, pulled: Pulled) -> None:
+        """A prefill node has served a request, or failed it, whatever has become of the request since."""
+        now_s = self._clock.now_s()
+        flight = self._flights.get(pulled.fence.request_id)
+        if pulled.error is None:
+            self._nodes.succeeded(pulled.prefill, now_s)
+            if flight is not None:
+                self._let_go(flight)
+            return
+        error = from_record(pulled.error)
+        self._counters.count("prefill_failed", error.code if error.code == error.default_code else type(error).__name__)
+        if counts_as_failure(error):
+            self._nodes.failed(pulled.prefill, now_s)
+        if flight is not None:
+            session_up = self._nodes.session_up(pulled.prefill)
+            self._post(flight, PrefillFailed(pulled.fence, pulled.prefill, error, session_up))
+
+    def on_heartbeat(self, report: NodeReport) -> None:
+        incarnation = report.incarnation
+        if not report.healthy:
+            for flight in list(self._flights.values()):
+                if flight.lifecycle.runs_on(incarnation):
+                    self._post(flight, NodeUnfit(incarnation))
+            return
+        if not self._uneasy:
+            return
+        usable = report.role == "decode" and self._nodes.usable(incarnation, self._clock.now_s())
+        for flight in list(self._uneasy.values()):
+            waiting = flight.lifecycle.state is RequestState.WAITING
+            if usable if waiting else flight.lifecycle.casualties.any_doubt:
+                self._post(flight, NodeHeard(incarnation))
+
+    def on_lost(self, incarnation: Incarnation, reason: str, died: bool) -> None:
+        self._nodes.failed(incarnation, self._clock.now_s())
         for flight in list(self._flights.values()):
-            fence = flight.lifecycle.fence
-            if fence is not None and fence.incarnation == incarnation:
-                self._post(flight, NodeGone(incarnation, reason))
+            if flight.lifecycle.concerned_by(incarnation):
+                self._post(flight, NodeGone(incarnation, reason, died))
 
     def _flight_of(self, request_id: RequestID) -> Flight | None:
         flight = self._flights.get(request_id)
@@ -228,12 +254,34 @@ class Dispatcher:
             self._handling = False
 
     def _handle(self, flight: Flight, event: Event) -> None:
-        before = flight.lifecycle.fence
-        effects = flight.lifecycle.handle(event)
-        if before is not None and flight.lifecycle.fence != before:
+        lifecycle = flight.lifecycle
+        before, state = lifecycle.fence, lifecycle.state
+        effects = lifecycle.handle(event)
+        if before is not None and not any(isinstance(effect, Refused) for effect in effects):
+            self._note_node(before.incarnation, state, event)
+        if before is not None and lifecycle.fence != before:
             self._nodes.ended(before.incarnation)
+            self._let_go(flight)
+        if lifecycle.state is RequestState.WAITING or (lifecycle.casualties.any_doubt and not flight.over):
+            self._uneasy[flight.request_id] = flight
+        else:
+            self._uneasy.pop(flight.request_id, None)
         for effect in effects:
             self._perform(flight, effect)
+
+    def _note_node(self, incarnation: Incarnation, state: RequestState, event: Event) -> None:
+        """What the event says of the node that the request was on, `state` being the one before."""
+        match event:
+            case Produced() if state is RequestState.DISPATCHED:
+                self._nodes.succeeded(incarnation, self._clock.now_s())
+            case AttemptFailed(error=error) if counts_as_failure(error):
+                self._nodes.failed(incarnation, self._clock.now_s())
+            case _:
+                pass
+
+    def _let_go(self, flight: Flight) -> None:
+        self._nodes.let_go(flight.asked)
+        flight.asked = ()
 
     def _perform(self, flight: Flight, effect: Effect) -> None:
         match effect:
@@ -242,10 +290,17 @@ class Dispatcher:
             case Dispatch():
                 self._dispatch(flight, effect)
             case SendAbort():
-                with suppress(NodeLost):
-                    self._sessions.send(effect.fence.incarnation, Abort(effect.fence))
+                self._abort(effect.fence)
+            case Wait():
+                self._wait(flight)
             case Deliver():
-                flight.deliver(_output(effect.delta))
+                if (output := flight.progress.take(effect.delta)) is not None:
+                    flight.stranded_at_s = None
+                    flight.deliver(output)
+            case DeliverEnd():
+                flight.deliver(
+                    TextGenerationOutput(request_id=flight.request_id, tokens=[], final_status=effect.status)
+                )
             case Finish() | Cancel():
                 self._counters.count("request_ended", flight.lifecycle.state.value)
                 flight.end(None)
@@ -260,17 +315,28 @@ class Dispatcher:
             case _:
                 assert_never(effect)
 
-    def _choose(self, flight: Flight, effect: Choose) -> Routed | Unroutable:
+    def _choose(self, flight: Flight, effect: Choose) -> Routed | Unroutable | Complete:
+        if (status := flight.progress.status()).is_done:
+            return Complete(status)
+        views = self._nodes.views(self._clock.now_s())
+        job = flight.job
+        bounded = self._config.prefill_expected and job.target_endpoint is None
+        usable = with_room(views, flight.progress.tokens) if bounded else views
         facts = RequestFacts(
-            model=flight.job.model,
-            prompt_tokens=flight.job.context.tokens.prompt_length,
-            target_endpoint=flight.job.target_endpoint,
+            model=job.model,
+            prompt_tokens=flight.progress.tokens,
+            target_endpoint=job.target_endpoint,
             avoid=effect.avoid,
         )
         try:
-            route = self._router.choose(facts, self._nodes.views(self._clock.now_s()))
+            route = self._router.choose(facts, usable)
         except PronghornError as error:
-            return Unroutable(error)
+            if usable == views or not isinstance(error, Unavailable):
+                return Unroutable(error)
+            self._counters.count("prefill_fallback", "refused")
+            return Unroutable(NoPrefill(error.message))
+        if bounded and not route.prefill:
+            self._counters.count("prefill_fallback", "local")
         return Routed(route.decode.name, route.decode.incarnation, route.prefill, route.only_these)
 
     def _dispatch(self, flight: Flight, effect: Dispatch) -> None:
@@ -278,20 +344,46 @@ class Dispatcher:
         if fence.attempt > 1:
             self._counters.count("request_retried")
             log.warning("%s goes to %s after an attempt that failed", fence, effect.decode)
-        budget_s = flight.job.deadline.remaining_s(self._clock.now_s())
-        self._nodes.dispatched(fence.incarnation)
+        if flight.progress.begun:
+            self._counters.count("stream_migrated")
+        if flight.wait_timer is not None:
+            flight.wait_timer.cancel()
+            flight.wait_timer = None
+        self._nodes.dispatched(fence.incarnation, 0 if effect.prefill else flight.progress.tokens)
+        flight.asked = (fence.incarnation, *(target.incarnation for target in effect.prefill))
+        self._nodes.asked(flight.asked, self._clock.now_s())
+        submit = Submit(
+            fence=fence,
+            context=flight.progress.context(),
+            budget_s=flight.job.deadline.remaining_s(self._clock.now_s()),
+            prefill=list(effect.prefill),
+            only_these=effect.only_these,
+            key=flight.job.key,
+            deaths=effect.deaths,
+        )
         try:
-            self._sessions.send(
-                fence.incarnation,
-                Submit(fence, flight.job.context, budget_s, list(effect.prefill), effect.only_these),
-            )
+            self._sessions.send(fence.incarnation, submit)
         except PronghornError as error:
             self._post(flight, AttemptFailed(fence, error))
 
+    def _abort(self, fence: Fence) -> None:
+        with suppress(NodeLost):
+            self._sessions.send(fence.incarnation, Abort(fence))
+
+    def _wait(self, flight: Flight) -> None:
+        now_s = self._clock.now_s()
+        if flight.stranded_at_s is None:
+            flight.stranded_at_s = now_s
+            self._counters.count("stream_stranded")
+        if flight.wait_timer is None:
+            left_s = max(0.0, flight.stranded_at_s + self._config.migration_wait_s - now_s)
+            flight.wait_timer = asyncio.get_running_loop().call_later(left_s, self._post, flight, WaitOver())
+
     def _release(self, flight: Flight) -> None:
-        if flight.timer is not None:
-            flight.timer.cancel()
+        flight.stop_timers()
         del self._flights[flight.request_id]
+        if flight.job.key is not None:
+            del self._keys[flight.job.key]
         if not self._flights:
             self._idle.set()
         if (heir := self._admission.leave(flight.request_id)) is not None:
@@ -299,7 +391,7 @@ class Dispatcher:
 
     def _with_retry_after(self, error: PronghornError) -> PronghornError:
         if error.retry_after_s is None and error.http_status in (429, 503):
-            error.retry_after_s = self._retry_after_s
+            error.retry_after_s = self._config.retry_after_s
         return error
 
     # --- the whole ---
@@ -336,15 +428,3 @@ class Dispatcher:
         self._admission.check()
         assert self._admission.running + self._admission.waiting == len(self._flights)
         assert self._idle.is_set() == (not self._flights)
-
-
-def _output(delta: Delta) -> TextGenerationOutput:
-    return TextGenerationOutput(
-        request_id=delta.fence.request_id,
-        tokens=delta.tokens,
-        final_status=delta.choice_status or delta.status,
-        log_probabilities=delta.log_probabilities,
-        num_cached_tokens=delta.num_cached_tokens,
-        choice=delta.choice,
-        prompt_log_probabilities=delta.prompt_log_probabilities,
-    )

@@ -8,7 +8,9 @@ Invariants:
 - Whatever has no row in TRANSITIONS, and every message of an attempt that is not the current one, is a `Refused`: it
   changes nothing and is counted. A late message is normal, so it is never an exception.
 - An attempt that is abandoned while its node may still work on it is followed by one SendAbort.
-- Once a token has been delivered there is no further attempt.
+- Before the first token there are at most `max_attempts`. A request that has delivered tokens goes on elsewhere as long
+  as its time lasts: what bounds it is its deadline, and `WaitOver` while there is nobody to go to.
+- A request under which nodes have died (`casualties.py`) is tried no more.
 """
 
 from collections.abc import Callable
@@ -16,24 +18,56 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from pipelines.types.frames import Delta, PrefillTarget
+from orchestrator.casualties import Casualties
+from orchestrator.request_events import (
+    Admitted,
+    AttemptFailed,
+    Cancel,
+    Choose,
+    ClientGone,
+    Complete,
+    DeadlinePassed,
+    Deed,
+    Deliver,
+    DeliverEnd,
+    Dispatch,
+    Event,
+    Fail,
+    Finish,
+    NodeGone,
+    NodeHeard,
+    NodeUnfit,
+    PrefillFailed,
+    Produced,
+    ReleaseSlot,
+    Routed,
+    SendAbort,
+    ShuttingDown,
+    StoppedEarly,
+    Unroutable,
+    Wait,
+    WaitOver,
+)
 from pipelines.types.status import GenerationStatus
 from pronghorn.errors import (
     DeadlineExceeded,
+    EngineDied,
     NodeLost,
     NodeRefused,
     Overloaded,
+    PoisonRequest,
     PronghornError,
     Unavailable,
 )
-from pronghorn.ids import Fence, Incarnation, NodeName, RequestID
+from pronghorn.ids import Fence, Incarnation, RequestID
 
 
 class RequestState(Enum):
     QUEUED = "queued"  # accepted, waits for a slot
     ROUTING = "routing"  # has a slot; a decode node is being chosen
-    DISPATCHED = "dispatched"  # sent to a decode node, no token yet: may still go elsewhere
-    STREAMING = "streaming"  # tokens have been delivered: bound to its node
+    WAITING = "waiting"  # has delivered tokens and lost its node, and there is no other: waits for one
+    DISPATCHED = "dispatched"  # sent to a decode node, which has said no token of it yet
+    STREAMING = "streaming"  # its node delivers tokens
     FINISHED = "finished"  # the last token was delivered, or the API had all it wanted
     FAILED = "failed"  # ended in one typed error
     CANCELLED = "cancelled"  # whoever asked has gone
@@ -46,142 +80,6 @@ class RequestState(Enum):
 TERMINAL = frozenset({RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED})
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """Admission gave the request a slot."""
-
-
-@dataclass(frozen=True)
-class Routed:
-    """The router's answer to Choose."""
-
-    decode: NodeName
-    incarnation: Incarnation
-    prefill: tuple[PrefillTarget, ...] = ()
-    only_these: bool = False
-
-
-@dataclass(frozen=True)
-class Unroutable:
-    """The router's other answer to Choose."""
-
-    error: PronghornError
-
-
-@dataclass(frozen=True)
-class Produced:
-    """The node sent tokens, or its last word."""
-
-    delta: Delta
-
-
-@dataclass(frozen=True)
-class AttemptFailed:
-    """The node said no, or that it failed; or the frame could not be queued for it. Its last word on that fence."""
-
-    fence: Fence
-    error: PronghornError
-
-
-@dataclass(frozen=True)
-class NodeGone:
-    """The session with that life of a node is over."""
-
-    incarnation: Incarnation
-    reason: str
-
-
-@dataclass(frozen=True)
-class DeadlinePassed:
-    """The request's time budget is spent."""
-
-
-@dataclass(frozen=True)
-class StoppedEarly:
-    """The API has all it wants, a stop string for example."""
-
-
-@dataclass(frozen=True)
-class ClientGone:
-    """Nobody waits for the answer any more."""
-
-
-@dataclass(frozen=True)
-class ShuttingDown:
-    """The orchestrator leaves, and its grace is over."""
-
-
-Event = (
-    Admitted
-    | Routed
-    | Unroutable
-    | Produced
-    | AttemptFailed
-    | NodeGone
-    | DeadlinePassed
-    | StoppedEarly
-    | ClientGone
-    | ShuttingDown
-)
-
-
-# --- effects ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choose:
-    """Ask the router for a decode node that is none of `avoid`. Answered by Routed or Unroutable."""
-
-    avoid: frozenset[Incarnation]
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """Send the request to the node under this fence."""
-
-    fence: Fence
-    decode: NodeName
-    prefill: tuple[PrefillTarget, ...]
-    only_these: bool
-
-
-@dataclass(frozen=True)
-class SendAbort:
-    """Tell the node that nobody waits for this fence. Best effort: a node that cannot be reached has lost it anyway."""
-
-    fence: Fence
-
-
-@dataclass(frozen=True)
-class Deliver:
-    delta: Delta
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Terminal: all was delivered."""
-
-
-@dataclass(frozen=True)
-class Fail:
-    """Terminal: the one error."""
-
-    error: PronghornError
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Terminal: nobody to tell."""
-
-
-@dataclass(frozen=True)
-class ReleaseSlot:
-    """Give back the slot, or the place in the queue."""
-
-
 @dataclass(frozen=True)
 class Refused:
     """The event changed nothing. `reason` is a bounded word, fit for a counter's name."""
@@ -191,12 +89,13 @@ class Refused:
     reason: str
 
 
-Effect = Choose | Dispatch | SendAbort | Deliver | Finish | Fail | Cancel | ReleaseSlot | Refused
+Effect = Deed | Refused
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-_Q, _R, _D, _S = RequestState.QUEUED, RequestState.ROUTING, RequestState.DISPATCHED, RequestState.STREAMING
+_Q, _R, _W = RequestState.QUEUED, RequestState.ROUTING, RequestState.WAITING
+_D, _S = RequestState.DISPATCHED, RequestState.STREAMING
 _FINISHED, _FAILED, _CANCELLED = RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED
 
 
@@ -214,21 +113,35 @@ TRANSITIONS: dict[tuple[RequestState, type[Event]], Transition] = {
     (_Q, ClientGone): Transition("_cancel", (_CANCELLED,)),
     (_Q, ShuttingDown): Transition("_shut_down", (_FAILED,)),
     (_R, Routed): Transition("_dispatch", (_D,)),
-    (_R, Unroutable): Transition("_unroutable", (_FAILED,)),
+    (_R, Unroutable): Transition("_unroutable", (_W, _FAILED)),
+    (_R, Complete): Transition("_complete", (_FINISHED,)),
     (_R, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_R, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_R, ClientGone): Transition("_cancel", (_CANCELLED,)),
     (_R, ShuttingDown): Transition("_shut_down", (_FAILED,)),
+    (_W, NodeHeard): Transition("_try_again", (_R,)),
+    (_W, NodeGone): Transition("_node_gone", (_W, _FAILED)),
+    (_W, WaitOver): Transition("_give_up", (_FAILED,)),
+    (_W, DeadlinePassed): Transition("_expire", (_FAILED,)),
+    (_W, StoppedEarly): Transition("_stop", (_FINISHED,)),
+    (_W, ClientGone): Transition("_cancel", (_CANCELLED,)),
+    (_W, ShuttingDown): Transition("_shut_down", (_FAILED,)),
     (_D, Produced): Transition("_deliver", (_S, _FINISHED, _R, _FAILED)),
     (_D, AttemptFailed): Transition("_retry_or_fail", (_R, _FAILED)),
-    (_D, NodeGone): Transition("_node_gone", (_R, _FAILED)),
+    (_D, NodeGone): Transition("_node_gone", (_R, _D, _FAILED)),
+    (_D, NodeUnfit): Transition("_leave_node", (_R, _FAILED)),
+    (_D, NodeHeard): Transition("_clear_doubt", (_D,)),
+    (_D, PrefillFailed): Transition("_note_prefill", (_D, _FAILED)),
     (_D, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_D, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_D, ClientGone): Transition("_cancel", (_CANCELLED,)),
     (_D, ShuttingDown): Transition("_shut_down", (_FAILED,)),
-    (_S, Produced): Transition("_deliver", (_S, _FINISHED, _FAILED)),
-    (_S, AttemptFailed): Transition("_retry_or_fail", (_FAILED,)),
-    (_S, NodeGone): Transition("_node_gone", (_FAILED,)),
+    (_S, Produced): Transition("_deliver", (_S, _FINISHED, _R, _FAILED)),
+    (_S, AttemptFailed): Transition("_retry_or_fail", (_R, _FAILED)),
+    (_S, NodeGone): Transition("_node_gone", (_R, _S, _FAILED)),
+    (_S, NodeUnfit): Transition("_leave_node", (_R, _FAILED)),
+    (_S, NodeHeard): Transition("_clear_doubt", (_S,)),
+    (_S, PrefillFailed): Transition("_note_prefill", (_S, _FAILED)),
     (_S, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_S, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_S, ClientGone): Transition("_cancel", (_CANCELLED,)),
@@ -244,10 +157,19 @@ class Lifecycle:
         self.state = RequestState.QUEUED
         self.fence: Fence | None = None
         """The current attempt, from its dispatch until it ends or is given up."""
+        self.casualties = Casualties()
         self._max_attempts = max_attempts
+        self._delivered = False
         self._attempts = 0
         self._avoid: frozenset[Incarnation] = frozenset()
         self._last_failure: PronghornError | None = None
+
+    def runs_on(self, incarnation: Incarnation) -> bool:
+        return self.fence is not None and self.fence.incarnation == incarnation
+
+    def concerned_by(self, incarnation: Incarnation) -> bool:
+        """Whether the loss of that node means anything to it."""
+        return self.runs_on(incarnation) or self.casualties.suspects(incarnation)
 
     def handle(self, event: Event) -> list[Effect]:
         transition = TRANSITIONS.get((self.state, type(event)))
@@ -265,10 +187,12 @@ class Lifecycle:
         match event:
             case Produced():
                 return event.delta.fence != self.fence
-            case AttemptFailed():
+            case AttemptFailed() | PrefillFailed():
                 return event.fence != self.fence
             case NodeGone():
-                return self.fence is None or event.incarnation != self.fence.incarnation
+                return not self.concerned_by(event.incarnation)
+            case NodeUnfit():
+                return not self.runs_on(event.incarnation)
             case _:
                 return False
 
@@ -280,13 +204,31 @@ class Lifecycle:
     def _dispatch(self, event: Routed) -> tuple[RequestState, list[Effect]]:
         self._attempts += 1
         self.fence = Fence(self.request_id, self._attempts, event.incarnation)
-        return _D, [Dispatch(self.fence, event.decode, event.prefill, event.only_these)]
+        self.casualties.attempt_began()
+        deaths = self.casualties.count
+        return _D, [Dispatch(self.fence, event.decode, event.prefill, event.only_these, deaths)]
 
     def _unroutable(self, event: Unroutable) -> tuple[RequestState, list[Effect]]:
+        if self._delivered and isinstance(event.error, Unavailable):
+            return _W, [Wait()]
         # After a failed attempt, what that node said tells the client more than "nobody else is there".
         return self._fail(self._last_failure or event.error)
 
+    def _try_again(self, event: NodeHeard) -> tuple[RequestState, list[Effect]]:
+        self.casualties.heard(event.incarnation)
+        self._avoid -= {event.incarnation}
+        return _R, [Choose(self._avoid)]
+
+    def _give_up(self, _: WaitOver) -> tuple[RequestState, list[Effect]]:
+        return self._fail(self._last_failure or Unavailable("no decode node could go on with the request"))
+
+    def _complete(self, event: Complete) -> tuple[RequestState, list[Effect]]:
+        return _FINISHED, [DeliverEnd(event.status), Finish(), ReleaseSlot()]
+
     def _deliver(self, event: Produced) -> tuple[RequestState, list[Effect]]:
+        self._delivered = self._delivered or bool(event.delta.tokens)
+        fresh_tokens = len(event.delta.tokens) if event.fresh_tokens is None else event.fresh_tokens
+        self.casualties.delivered(fresh_tokens, event.delta.choice)
         match event.delta.status:
             case GenerationStatus.ACTIVE:
                 return _S, [Deliver(event.delta)]
@@ -299,20 +241,54 @@ class Lifecycle:
                 assert_never(event.delta.status)
 
     def _retry_or_fail(self, event: AttemptFailed) -> tuple[RequestState, list[Effect]]:
+        if isinstance(event.error, EngineDied):
+            self.casualties.died(event.fence.incarnation)
         return self._end_attempt(event.error)
 
     def _node_gone(self, event: NodeGone) -> tuple[RequestState, list[Effect]]:
-        return self._end_attempt(NodeLost(f"the decode node was lost: {event.reason}"))
+        if event.died:
+            self.casualties.lost(event.incarnation)
+        if self.runs_on(event.incarnation):
+            return self._end_attempt(NodeLost(f"the decode node was lost: {event.reason}"))
+        return self._unless_poison()
+
+    def _leave_node(self, event: NodeUnfit) -> tuple[RequestState, list[Effect]]:
+        """Its node may never go on: what it still says of the attempt is late from here on."""
+        aborted = self.fence
+        assert aborted is not None
+        state, effects = self._end_attempt(NodeLost("the decode node became unhealthy"))
+        return state, [SendAbort(aborted), *effects]
+
+    def _clear_doubt(self, event: NodeHeard) -> tuple[RequestState, list[Effect]]:
+        self.casualties.heard(event.incarnation)
+        return self.state, []
+
+    def _note_prefill(self, event: PrefillFailed) -> tuple[RequestState, list[Effect]]:
+        if isinstance(event.error, EngineDied):
+            self.casualties.died(event.prefill)
+        elif isinstance(event.error, NodeLost):
+            self.casualties.suspect(event.prefill)
+            if not event.session_up:
+                self.casualties.lost(event.prefill)
+        return self._unless_poison()
+
+    def _unless_poison(self) -> tuple[RequestState, list[Effect]]:
+        return self._fail(self._poison()) if self.casualties.poisonous else (self.state, [])
+
+    def _poison(self) -> PoisonRequest:
+        return PoisonRequest(f"{self.casualties.count} nodes have died under the request, which is tried no more")
 
     def _end_attempt(self, error: PronghornError) -> tuple[RequestState, list[Effect]]:
-        """The node is done with the attempt, without success: another node before the first token, else the end."""
+        """The node is done with the attempt, without success: go on elsewhere, or end."""
         assert self.fence is not None
         self._avoid |= {self.fence.incarnation}
         self._last_failure = error
         self.fence = None
+        if self.casualties.poisonous:
+            return self._fail(self._poison())
         # A full node is no fault of the request's: another one may have room.
         elsewhere = error.retryable or isinstance(error, Overloaded)
-        if self.state is _D and elsewhere and self._attempts < self._max_attempts:
+        if elsewhere and (self._delivered or self._attempts < self._max_attempts):
             return _R, [Choose(self._avoid)]
         return self._fail(error)
 

@@ -147,7 +147,7 @@ class Membership:
         incarnation = record.incarnation
         client = self._connector.client(record)
         reason = "the session was closed"
-        spoke = False
+        spoke = died = False
         try:
             await client.connect()
             self._clients[incarnation] = client
@@ -159,10 +159,11 @@ class Membership:
                     self._nodes.heard(incarnation, self._clock.now_s())
                     if isinstance(frame, Heartbeat):
                         self._nodes.heartbeat(incarnation, frame.report, self._clock.now_s())
+                        listener.on_heartbeat(frame.report)
                     else:
                         listener.on_frame(incarnation, frame)
         except Unavailable as error:
-            reason = error.message
+            reason, died = error.message, error.code == NodeLost.default_code
             if incarnation not in self._clients and self._nodes.trouble(incarnation) != reason:
                 log.warning("no session with %s could be opened, trying again: %s", record.name, reason)
         except TimeoutError:
@@ -174,7 +175,7 @@ class Membership:
             if was_up:
                 self._counters.count("session_lost", record.role)
                 log.warning("the session with %s ended: %s", record.name, reason)
-                listener.on_lost(incarnation, reason)
+                listener.on_lost(incarnation, reason, died)
             await client.close()
         return spoke
 

@@ -2,13 +2,15 @@
 
 It knows frames and the handshake; it knows nothing of requests, and never reconnects.
 
+A request that is aborted before its Submit was written costs no frame at all: both are forgotten, so that a storm of
+requests and cancels does not fill the queue of a slow socket.
+
 One task alone writes: a grpc.aio stream takes one outstanding write, a second one breaks it. A silent peer is noticed
 by the channel's keepalive (`pronghorn/wire.py`); whatever ends the stream surfaces once, as NodeLost out of `frames`.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 import grpc
@@ -16,9 +18,10 @@ from google.protobuf.message import DecodeError
 
 from kvcache.handshake import Identity, check_peer
 from kvcache.registry import NodeRecord
-from pipelines.types.frames import Abort, NodeFrame, OrchestratorFrame
+from pipelines.types.frames import Abort, NodeFrame, OrchestratorFrame, Submit
 from pipelines.types.wire import decode, encode
 from pronghorn.errors import HandshakeRefused, InternalError, NodeLost, Overloaded
+from pronghorn.ids import Fence
 from pronghorn.tasks import Owner
 from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, SESSION_METHOD
 from protos.node_pb2 import Hello
@@ -26,6 +29,8 @@ from protos.node_pb2 import Hello
 log = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
+ENDED = "session_ended"
+"""The code of the loss of a node that took its leave."""
 STREAM_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What grpc.aio raises when the stream is over: its status, or, of a write after that, a wrong state."""
 
@@ -49,7 +54,9 @@ class GrpcNodeClient:
         self._ours = ours
         self._connect_timeout_s = connect_timeout_s
         self._send_queue_frames = send_queue_frames
-        self._outbox: deque[bytes] = deque()
+        self._outbox: dict[int, tuple[bytes, Fence | None]] = {}  # by the order in which they were sent
+        self._unsent: dict[Fence, int] = {}  # the Submits among them
+        self._sent_frames = 0
         self._to_write = asyncio.Event()
         self._owner = Owner(f"session-{record.name}")
         self._channel = new_channel(record.address)
@@ -94,7 +101,14 @@ class GrpcNodeClient:
             raise NodeLost("the session is not up")
         if len(self._outbox) >= self._send_queue_frames and not isinstance(frame, Abort):
             raise Overloaded(f"{len(self._outbox)} frames wait for the socket of {self._record.name}")
-        self._outbox.append(encode(frame))
+        if isinstance(frame, Abort) and (waiting := self._unsent.pop(frame.fence, None)) is not None:
+            del self._outbox[waiting]
+            return
+        self._sent_frames += 1
+        fence = frame.fence if isinstance(frame, Submit) else None
+        self._outbox[self._sent_frames] = encode(frame), fence
+        if fence is not None:
+            self._unsent[fence] = self._sent_frames
         self._to_write.set()
 
     async def frames(self) -> AsyncGenerator[NodeFrame, None]:
@@ -106,7 +120,7 @@ class GrpcNodeClient:
                 raise NodeLost(_reason(error)) from error
             except InternalError as error:
                 self._up = False
-                raise NodeLost(f"it sent what is no frame: {error.message}") from error
+                raise NodeLost(f"it sent what is no frame: {error.message}", code="malformed") from error
             yield frame
 
     async def close(self) -> None:
@@ -125,12 +139,12 @@ class GrpcNodeClient:
         except asyncio.CancelledError:
             # A call that `close` cancelled raises this in its reader too, which nobody has cancelled.
             if self._closed_under_the_reader():
-                raise NodeLost("the session was closed") from None
+                raise NodeLost("the session was closed", code=ENDED) from None
             raise
         if isinstance(message, bytes):
             return message
         self._up = False
-        raise NodeLost("it ended the session")
+        raise NodeLost("it ended the session", code=ENDED)
 
     def _closed_under_the_reader(self) -> bool:
         task = asyncio.current_task()
@@ -143,11 +157,18 @@ class GrpcNodeClient:
                 await self._to_write.wait()
                 self._to_write.clear()
                 while self._outbox:
-                    await self._call.write(self._outbox.popleft())
+                    await self._call.write(self._take())
         except STREAM_ENDED as error:
             # The reader sees the same end of the stream, and is the one that reports it.
             log.debug("writing to %s ended: %s", self._record.name, _reason(error))
             self._up = False
+
+    def _take(self) -> bytes:
+        number = next(iter(self._outbox))
+        data, fence = self._outbox.pop(number)
+        if fence is not None and self._unsent.get(fence) == number:
+            del self._unsent[fence]
+        return data
 
 
 class GrpcConnector:

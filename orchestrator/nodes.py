@@ -7,9 +7,9 @@ Invariants:
 - A name has at most one current life. A listing that shows a new incarnation replaces the old one.
 - Silence is counted in time in which this process listened: one that was itself held up does not take its nodes for
   dead, since what they said meanwhile lies unread (`tick`).
-- Usable means: session up, last word younger than the bound, healthy, not draining. The registry decides whom to
-  connect to, not who is alive: a node that fell out of a listing stays as long as its session lives, so that a Redis
-  that is away, or that came back empty, costs nothing.
+- Usable means: session up, last word younger than the bound, healthy, not draining, breaker not open (`breaker.py`).
+  The registry decides whom to connect to, not who is alive: a node that fell out of a listing stays as long as its
+  session lives, so that a Redis that is away, or that came back empty, costs nothing.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvcache.registry import NodeRecord
+from orchestrator.breaker import Breaker, BreakerPolicy
 from pipelines.types.frames import NodeReport
 from pronghorn.ids import Incarnation, NodeName
 
@@ -41,6 +42,8 @@ class NodeView:
     """What it reported, and what this orchestrator sent since."""
     waiting: int
     free_blocks: int
+    local_prefill_room_tokens: int | None = None
+    """Prompt tokens that a decode node would still compute in the stead of prefill nodes."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class MembershipChange:
 @dataclass
 class _Node:
     record: NodeRecord
+    breaker: Breaker
     registered: bool = True
     session_up: bool = False
     trouble: str = "not connected yet"
@@ -61,11 +65,13 @@ class _Node:
     heard_at_s: float = 0.0
     running: int = 0  # attempts of ours that have not ended
     unreported: int = 0  # those among them dispatched since its last heartbeat
+    unreported_local_tokens: int = 0  # of their prompts that it computes itself
 
 
 class Nodes:
-    def __init__(self, model: str, heartbeat_timeout_s: float) -> None:
+    def __init__(self, model: str, heartbeat_timeout_s: float, breaker_policy: BreakerPolicy | None = None) -> None:
         self._model = model
+        self._breaker_policy = breaker_policy or BreakerPolicy()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._nodes: dict[Incarnation, _Node] = {}
         self._ticked_at_s: float | None = None
@@ -94,7 +100,7 @@ class Nodes:
                 del self._nodes[incarnation]
         joined = [record for incarnation, record in current.items() if incarnation not in self._nodes]
         for record in joined:
-            self._nodes[record.incarnation] = _Node(record)
+            self._nodes[record.incarnation] = _Node(record, Breaker(self._breaker_policy))
         return MembershipChange(joined, replaced)
 
     def opened(self, incarnation: Incarnation) -> None:
@@ -118,18 +124,40 @@ class Nodes:
     def heartbeat(self, incarnation: Incarnation, report: NodeReport, now_s: float) -> None:
         self.heard(incarnation, now_s)
         if node := self._nodes.get(incarnation):
-            node.report, node.unreported = report, 0
+            node.report, node.unreported, node.unreported_local_tokens = report, 0, 0
 
-    def dispatched(self, incarnation: Incarnation) -> None:
+    def dispatched(self, incarnation: Incarnation, local_prefill_tokens: int = 0) -> None:
+        """An attempt goes to that node, which is to compute so many tokens of its prompt itself."""
         if node := self._nodes.get(incarnation):
             node.running += 1
             node.unreported += 1
+            node.unreported_local_tokens += local_prefill_tokens
 
     def ended(self, incarnation: Incarnation) -> None:
         """One attempt of ours on that node is over, however it ended."""
         if (node := self._nodes.get(incarnation)) and node.running > 0:
             node.running -= 1
             node.unreported = min(node.unreported, node.running)
+
+    def asked(self, incarnations: Iterable[Incarnation], now_s: float) -> None:
+        """A request goes to these nodes, or may."""
+        for incarnation in incarnations:
+            if node := self._nodes.get(incarnation):
+                node.breaker.asked(now_s)
+
+    def let_go(self, incarnations: Iterable[Incarnation]) -> None:
+        """A request that might have gone there is done with them, however they did."""
+        for incarnation in incarnations:
+            if node := self._nodes.get(incarnation):
+                node.breaker.let_go()
+
+    def succeeded(self, incarnation: Incarnation, now_s: float) -> None:
+        if node := self._nodes.get(incarnation):
+            node.breaker.succeeded(now_s)
+
+    def failed(self, incarnation: Incarnation, now_s: float) -> None:
+        if node := self._nodes.get(incarnation):
+            node.breaker.failed(now_s)
 
     # --- what is ---
 
@@ -153,6 +181,14 @@ class Nodes:
     def names_by_life(self) -> dict[Incarnation, NodeName]:
         return {incarnation: node.record.name for incarnation, node in self._nodes.items()}
 
+    def session_up(self, incarnation: Incarnation) -> bool:
+        node = self._nodes.get(incarnation)
+        return node is not None and node.session_up
+
+    def usable(self, incarnation: Incarnation, now_s: float) -> bool:
+        node = self._nodes.get(incarnation)
+        return node is not None and self._unusable(node, now_s) is None
+
     def names(self) -> set[NodeName]:
         return {node.record.name for node in self._nodes.values()}
 
@@ -175,6 +211,7 @@ class Nodes:
             in_flight=max(node.running, (report.in_flight if report else 0) + node.unreported),
             waiting=report.waiting if report else 0,
             free_blocks=report.free_blocks if report else 0,
+            local_prefill_room_tokens=_local_room(node),
         )
 
     def _unusable(self, node: _Node, now_s: float) -> str | None:
@@ -184,7 +221,7 @@ class Nodes:
             return f"silent for {silence_s:.1f} s"
         if node.report.draining:
             return "draining"
-        return None if node.report.healthy else "unhealthy"
+        return node.breaker.refusal(now_s) if node.report.healthy else "unhealthy"
 
     def _report(self, node: _Node, now_s: float) -> NodeReport:
         record = node.record
@@ -216,3 +253,9 @@ class Nodes:
         if self._ticked_at_s is not None:
             now_s = min(now_s, self._ticked_at_s + MAX_TICK_S)
         return now_s - self._held_up_s
+
+
+def _local_room(node: _Node) -> int | None:
+    if node.report is None or node.report.local_prefill_room_tokens is None:
+        return None
+    return max(0, node.report.local_prefill_room_tokens - node.unreported_local_tokens)

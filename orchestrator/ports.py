@@ -31,6 +31,8 @@ class GenerationJob:
     """As the client wrote it: a registered name or `tcp://host:port`. Looked up among the nodes, never dialled."""
     hint: dict[str, Any] | None = None
     """The client's `dkv_cache_hint`, as it came. An unusable one is counted and costs a recompute, nothing else."""
+    key: str | None = None
+    """What the client calls it: as long as it runs, another one of that key is refused with RequestInProgress."""
 
 
 class Generator(Protocol):
@@ -38,10 +40,10 @@ class Generator(Protocol):
         """Generate one sequence.
 
         Entering returns with the first output at hand, or raises the error that decided the request before it:
-        Overloaded, Unavailable and its kinds, EndpointNotFound, InvalidRequest, DeadlineExceeded, or what a node
-        said. Iterating yields outputs in order, the last one with `is_done`; where the stream breaks it raises one
-        typed error instead. Leaving the context before the end stops the work on the node and frees everything that was
-        held for it, at once. One iteration per context.
+        Overloaded, Unavailable and its kinds, EndpointNotFound, InvalidRequest, RequestInProgress, DeadlineExceeded,
+        or what a node said. Iterating yields outputs in order, each token once whatever node it came from, the last one
+        with `is_done`; where no node can go on it raises one typed error instead. Leaving the context before the end
+        stops the work on the node and frees everything that was held for it, at once. One iteration per context.
         """
 
 
@@ -91,8 +93,12 @@ class SessionListener(Protocol):
 
     def on_frame(self, incarnation: Incarnation, frame: NodeFrame) -> None: ...
 
-    def on_lost(self, incarnation: Incarnation, reason: str) -> None:
-        """The session with that life of a node is over, and with it every attempt there."""
+    def on_heartbeat(self, report: NodeReport) -> None:
+        """What the node says of itself, which is known to membership by now."""
+
+    def on_lost(self, incarnation: Incarnation, reason: str, died: bool) -> None:
+        """The session with that life of a node is over, and with it every attempt there. `died`: it broke as when the
+        node's process ends, not by its silence nor in good order."""
 
 
 class Sessions(Protocol):

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 from kvcache.registry import NodeRegistry
 from orchestrator.admission import Admission
+from orchestrator.breaker import BreakerPolicy
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.membership import Membership
@@ -32,7 +33,8 @@ class Replica:
         self._config = config
         self._clock = clock
         self._counters = Counters()
-        self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s)
+        breaker = BreakerPolicy(config.breaker_failures, config.breaker_open_s, 8 * config.breaker_open_s)
+        self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s, breaker)
         self.membership = Membership(config, registry, connector, self._nodes, clock, self._counters)
         self.dispatcher = Dispatcher(
             admission=Admission(config.max_in_flight, config.max_queue),
@@ -41,8 +43,7 @@ class Replica:
             sessions=self.membership,
             clock=clock,
             counters=self._counters,
-            max_attempts=config.max_attempts,
-            retry_after_s=config.retry_after_s,
+            config=config,
         )
 
     def start(self) -> None:

@@ -33,7 +33,15 @@ from prefill_nodes.service import prefill_handler
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.deadline import Deadline
-from pronghorn.errors import DeadlineExceeded, ErrorRecord, HandshakeRefused, InternalError, NodeRefused, PronghornError
+from pronghorn.errors import (
+    DeadlineExceeded,
+    EngineDied,
+    ErrorRecord,
+    HandshakeRefused,
+    InternalError,
+    NodeRefused,
+    PronghornError,
+)
 from pronghorn.ids import Fence, Incarnation, NodeName
 from pronghorn.ledger import Held, Kind
 
@@ -95,6 +103,10 @@ class PrefillNode:
     @property
     def in_flight(self) -> int:
         return len(self._held)
+
+    @property
+    def local_prefill_room_tokens(self) -> None:
+        return None
 
     def submit(self, session: Session, frame: Submit) -> None:
         raise NodeRefused(f"{self.shell.name} is a prefill node; requests go to decode nodes", code="wrong_role")
@@ -209,6 +221,8 @@ class PrefillNode:
         request = held.request
         try:
             self._link.send(messages.Prefill(request.fence, request.context, request.wanted, request.budget_s))
+        except EngineDied as error:  # before this prompt came to it
+            held.hand_over.fail(NodeRefused(error.message, code=error.code).record())
         except PronghornError as error:
             held.hand_over.fail(error.record())
         while True:

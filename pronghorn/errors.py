@@ -6,6 +6,7 @@
     |   |   +-- ContextLengthExceeded   400
     |   +-- ModelNotFound               404
     |   +-- EndpointNotFound            404   target_endpoint names nobody, or a node of another role
+    |   +-- RequestInProgress           409   the same X-Request-ID still runs; Retry-After
     |   +-- RequestTooLarge             413
     +-- ServiceError                    the request is fine; the service could not do it now
     |   +-- Overloaded                  429   a bounded queue is full; Retry-After
@@ -14,11 +15,13 @@
     |   |   +-- NodeRefused             503   the node said no before starting
     |   |   +-- HandshakeRefused        503   version, layout, seed or incarnation differ
     |   |   +-- TransferFailed          503   blocks did not arrive whole
+    |   |   +-- NoPrefill               503   no prefill node can be asked, and decode has no room to compute the prompt
     |   +-- InsufficientBlocks          503   the KV pool cannot hold it
     |   +-- DeadlineExceeded            504
     |   +-- Cancelled                   499   whoever asked has gone
     |   +-- EngineDied                  503   the engine process ended or stopped stepping
     |   +-- InternalError               500
+    |   +-- PoisonRequest               500   nodes have died under the request; it is tried no more
     +-- ConfigurationError              a start that cannot work: one line, exit code not 0
 
 Foreign errors are translated into these once, at the edge where they come in.
@@ -92,6 +95,11 @@ class EndpointNotFound(ClientError):
     default_code = "endpoint_not_found"
 
 
+class RequestInProgress(ClientError):
+    http_status = 409
+    default_code = "request_in_progress"
+
+
 class RequestTooLarge(ClientError):
     http_status = 413
     default_code = "request_too_large"
@@ -129,6 +137,10 @@ class TransferFailed(Unavailable):
     default_code = "transfer_failed"
 
 
+class NoPrefill(Unavailable):
+    default_code = "no_prefill"
+
+
 class InsufficientBlocks(ServiceError):
     http_status = 503
     default_code = "insufficient_blocks"
@@ -153,6 +165,10 @@ class EngineDied(ServiceError):
 
 class InternalError(ServiceError):
     pass
+
+
+class PoisonRequest(ServiceError):
+    default_code = "poison_request"
 
 
 class ConfigurationError(PronghornError):

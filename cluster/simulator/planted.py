@@ -9,7 +9,13 @@ from enum import StrEnum
 from typing import Any
 
 from decode_nodes.attempt import Attempt, AttemptState, Effect
-from orchestrator.lifecycle import AttemptFailed, Event, Lifecycle, NodeGone, Produced
+from orchestrator.lifecycle import Lifecycle
+from orchestrator.request_events import (
+    AttemptFailed,
+    Event,
+    NodeGone,
+    Produced,
+)
 from pipelines.types.text_output import TextGenerationOutput
 from prefill_nodes.prompt import Prompt
 from prefill_nodes.scheduler import PrefillScheduler
@@ -51,9 +57,9 @@ def _freed_early(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _never_released(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_pull_end(self: Attempt, error: PronghornError | None) -> list[Effect]:
+    def on_pull_end(self: Attempt, error: PronghornError | None, local_room_tokens: int) -> list[Effect]:
         stopping = self.state is AttemptState.STOPPING
-        effects: list[Effect] = original(self, error)
+        effects: list[Effect] = original(self, error, local_room_tokens)
         return [] if stopping else effects
 
     return on_pull_end

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from kvcache.handshake import Identity
 from pipelines.node.block_feed import BlockFeed, Event
-from pipelines.types.frames import Delta, Failure, Outputs
+from pipelines.types.frames import Delta, Failure, Outputs, Pulled
 from pronghorn.errors import ErrorRecord, PronghornError
 from pronghorn.ids import Fence
 
 MAX_WAITING_OUTPUTS = 65_536
-"""Deltas and failures; 32 sequences at 50 tokens per second fill it in forty seconds without one read."""
+"""Deltas, failures and pulls; 32 sequences at 50 tokens per second fill it in forty seconds without one read."""
 
 
 class Session:
@@ -27,6 +27,7 @@ class Session:
         self._max_waiting = max_waiting
         self._deltas: list[Delta] = []
         self._failures: list[Failure] = []
+        self._pulls: list[Pulled] = []
         self._beat_asked = False
         self.blocks = BlockFeed()
         self._wake = asyncio.Event()
@@ -39,6 +40,10 @@ class Session:
     def fail(self, fence: Fence, error: PronghornError | ErrorRecord) -> None:
         record = error if isinstance(error, ErrorRecord) else error.record()
         self._failures.append(Failure(fence, record))
+        self._added()
+
+    def pulled(self, pulled: Pulled) -> None:
+        self._pulls.append(pulled)
         self._added()
 
     def _added(self) -> None:
@@ -62,8 +67,8 @@ class Session:
 
     @property
     def unsaid(self) -> int:
-        """Deltas and failures that wait for the writer."""
-        return len(self._deltas) + len(self._failures)
+        """Deltas, failures and pulls that wait for the writer."""
+        return len(self._deltas) + len(self._failures) + len(self._pulls)
 
     def end(self, reason: str) -> None:
         """The session is over; what was said before may still leave. The first reason is kept."""
@@ -76,10 +81,10 @@ class Session:
 
     def take(self) -> Outputs | None:
         """Everything said since the last take, as one frame."""
-        if not self._deltas and not self._failures:
+        if not self._deltas and not self._failures and not self._pulls:
             return None
-        outputs = Outputs(self._deltas, self._failures)
-        self._deltas, self._failures = [], []
+        outputs = Outputs(self._deltas, self._failures, self._pulls)
+        self._deltas, self._failures, self._pulls = [], [], []
         return outputs
 
     def take_beat(self) -> bool:

@@ -74,6 +74,10 @@ class NodeWork(Protocol):
     @property
     def in_flight(self) -> int: ...
 
+    @property
+    def local_prefill_room_tokens(self) -> int | None:
+        """As in `NodeReport`."""
+
     def submit(self, session: Session, frame: Submit) -> None:
         """Take the request; raises a PronghornError where it is refused."""
 
@@ -301,6 +305,7 @@ class NodeShell:
             healthy=self.unhealthy_reason() is None,
             in_flight=self._work.in_flight,
             draining=self.state is NodeState.DRAINING,
+            local_prefill_room_tokens=self._work.local_prefill_room_tokens,
             counters=self.counters.snapshot(),
             prompt_throughput=self._batches.prompt_throughput,
             generation_throughput=self._batches.generation_throughput,
@@ -377,11 +382,11 @@ class NodeShell:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def require_room(self) -> None:
-        """Raises where the node cannot take one more: NodeRefused stopped, EngineDied unhealthy, Overloaded full."""
+        """Raises where the node cannot take one more: NodeRefused stopped or unhealthy, Overloaded full."""
         if self.state is NodeState.STOPPED:
             raise NodeRefused(f"node {self.name} has stopped")
         if (reason := self.unhealthy_reason()) is not None:
-            raise EngineDied(f"node {self.name}: {reason}")
+            raise NodeRefused(f"node {self.name}: {reason}", code="unhealthy")
         if self._work.in_flight >= self._config.max_in_flight:
             raise Overloaded(f"node {self.name} holds {self._work.in_flight} attempts, its bound max_in_flight")
 

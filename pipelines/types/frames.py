@@ -26,7 +26,10 @@ class PrefillTarget(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Generate. Prefill is asked of `prefill` in turn; where all fail the decode node computes the prompt itself.
+    """Generate. A later attempt's context may hold tokens that were delivered already, as after `TextContext.reset`:
+    they are prompt to compute, and what comes is the token after them.
+
+    Prefill is asked of `prefill` in turn; where all fail the decode node computes the prompt itself.
 
     An empty list means: prefill on the decode node. With `only_these` there is no local fallback: the client named
     the node, and gets it or a typed error.
@@ -37,6 +40,13 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     budget_s: float
     prefill: list[PrefillTarget] = []
     only_these: bool = False
+    key: str | None = None
+    """What the client calls the request (`X-Request-ID`). A node runs one chain of attempts of a key at a time."""
+    deaths: int = 0
+    """Nodes that have died under the request since it last got on; at `POISONOUS_DEATHS` it is tried no more."""
+
+
+POISONOUS_DEATHS = 2
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -79,9 +89,18 @@ class Failure(msgspec.Struct, frozen=True):
     error: ErrorRecord
 
 
+class Pulled(msgspec.Struct, frozen=True):
+    """A hand-over of the attempt has ended: how that prefill node did, for whoever chooses among them."""
+
+    fence: Fence
+    prefill: Incarnation
+    error: ErrorRecord | None = None
+
+
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     deltas: list[Delta]
     failures: list[Failure] = []
+    pulls: list[Pulled] = []
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -143,6 +162,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     running: int
     awaiting_blocks: int
     draining: bool = False
+    local_prefill_room_tokens: int | None = None
+    """Decode: prompt tokens that it would still compute in the stead of prefill nodes; None: it is no decode node."""
     counters: dict[str, int] = {}
     """Beside what happened to requests: `batches`, `prompt_tokens` computed and `generated_tokens`, since the start."""
     prompt_throughput: float = 0.0

@@ -114,7 +114,11 @@ async def test_the_nodes_frames_come_in_order(pair: Pair) -> None:
 
 async def test_what_is_sent_arrives_whole_and_in_order(pair: Pair) -> None:
     await pair.client.connect()
-    sent: list[OrchestratorFrame] = [submit(), Abort(FENCE), DropPrefixCache()]
+    sent: list[OrchestratorFrame] = [
+        submit(),
+        Abort(Fence(RequestID("other"), 1, FENCE.incarnation)),
+        DropPrefixCache(),
+    ]
     for frame in sent:
         pair.client.send(frame)
     assert [await pair.received() for _ in sent] == sent
@@ -151,6 +155,19 @@ async def test_a_node_that_does_not_read_fills_the_queue_and_an_abort_still_goes
         for _ in range(4 * QUEUE_FRAMES):
             pair.client.send(large)
     pair.client.send(Abort(FENCE))
+
+
+async def test_a_request_that_is_aborted_before_it_was_written_takes_no_room() -> None:
+    """A storm of requests and cancels within one turn, which the socket cannot keep up with."""
+    async with serving(RECORD) as node:
+        client = grpc_client(node)
+        await client.connect()
+        for _ in range(4 * QUEUE_FRAMES):
+            client.send(submit())
+            client.send(Abort(FENCE))
+        client.send(DropPrefixCache())
+        assert await node.received.get() == DropPrefixCache()
+        await client.close()
 
 
 async def test_closing_ends_the_frames_and_may_be_done_twice(pair: Pair) -> None:

@@ -6,7 +6,7 @@ nodes that it was given, as a real connector does for addresses.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from kvcache.registry import NodeRecord
 from pipelines.types.frames import (
@@ -54,7 +54,14 @@ def record(
     )
 
 
-def report(of: NodeRecord, *, healthy: bool = True, draining: bool = False, in_flight: int = 0) -> NodeReport:
+def report(
+    of: NodeRecord,
+    *,
+    healthy: bool = True,
+    draining: bool = False,
+    in_flight: int = 0,
+    local_prefill_room_tokens: int | None = None,
+) -> NodeReport:
     return NodeReport(
         name=of.name,
         role=of.role,
@@ -71,6 +78,7 @@ def report(of: NodeRecord, *, healthy: bool = True, draining: bool = False, in_f
         waiting=0,
         running=in_flight,
         awaiting_blocks=0,
+        local_prefill_room_tokens=local_prefill_room_tokens,
     )
 
 
@@ -124,8 +132,8 @@ class MemoryNode:
     def fail(self, fence: Fence, error: PronghornError) -> None:
         self.say(Outputs([], [Failure(fence, error.record())]))
 
-    def beat(self, *, healthy: bool = True, draining: bool = False, in_flight: int = 0) -> None:
-        self.say(Heartbeat(report(self.record, healthy=healthy, draining=draining, in_flight=in_flight)))
+    def beat(self, **says: Any) -> None:
+        self.say(Heartbeat(report(self.record, **says)))
 
     def lose(self, reason: str = "the wire was cut") -> None:
         """Break the session. The client may connect again, unless `refuses` says otherwise."""

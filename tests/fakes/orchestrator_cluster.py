@@ -31,6 +31,8 @@ def config(**changes: object) -> OrchestratorConfig:
         "reconnect_min_s": 0.001,
         "reconnect_max_s": 0.01,
         "relist_period_s": 0.02,
+        "heartbeat_timeout_s": 30.0,  # nodes in memory beat once, and when a test says so
+        "silence_timeout_s": 30.0,
         **changes,
     }
     return OrchestratorConfig(**values)  # type: ignore[arg-type]  # the changes are the tests' own
@@ -87,6 +89,10 @@ class Cluster:
         (node,) = [view for view in self.views() if view.name == name]
         return node.unusable
 
+    def room(self, name: str) -> int | None:
+        (node,) = [view for view in self.views() if view.name == name]
+        return node.local_prefill_room_tokens
+
     def job(
         self,
         prompt_tokens: int = 4,
@@ -94,13 +100,14 @@ class Cluster:
         target_endpoint: str | None = None,
         hint: dict[str, object] | None = None,
         request_id: RequestID | None = None,
+        key: str | None = None,
     ) -> GenerationJob:
         context = TextContext(
             request_id=request_id or RequestID(),
             max_length=64,
             tokens=TokenBuffer(np.arange(1, prompt_tokens + 1, dtype=np.int64)),
         )
-        return GenerationJob(context, Deadline.after(self.clock.now_s(), budget_s), MODEL, target_endpoint, hint)
+        return GenerationJob(context, Deadline.after(self.clock.now_s(), budget_s), MODEL, target_endpoint, hint, key)
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ async def test_the_death_of_a_decode_engine_fails_everything_at_once_and_leaves_
     with pytest.raises(Unavailable, match="device is lost"):
         await decode.shell.check_health()
     refused = await orchestrator.submit(TOKENS, 4)
-    assert (await orchestrator.failure(refused)).error.kind == "EngineDied"
+    assert (await orchestrator.failure(refused)).error.kind == "NodeRefused"
     prefill_engine.pipeline.gate.set()
     await at_rest(prefill)
     assert decode.in_flight == 0

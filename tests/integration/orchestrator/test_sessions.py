@@ -74,8 +74,9 @@ async def one_node(wire: bool = False) -> AsyncIterator[tuple[Replica, GrpcNode,
             port = server.sockets[0].getsockname()[1]
             registered = msgspec.structs.replace(node.record, address=f"127.0.0.1:{port}")
         await registry.register(registered, LEASE_S)
-        identity = await identify("orchestrator-1", config(), registry)
-        replica = start_replica(identity, config(), registry)
+        settings = config(migration_wait_s=0.2)
+        identity = await identify("orchestrator-1", settings, registry)
+        replica = start_replica(identity, settings, registry)
         try:
             async with asyncio.timeout(10.0):
                 while not replica.ready()[0]:  # noqa: ASYNC110  (readiness is not announced)
@@ -147,7 +148,7 @@ async def test_a_client_that_leaves_is_an_abort_on_the_wire() -> None:
         assert replica.in_flight() == 0
 
 
-async def test_a_node_that_dies_mid_stream_is_one_typed_error() -> None:
+async def test_a_node_that_dies_mid_stream_and_has_no_heir_is_one_typed_error() -> None:
     async with one_node() as (replica, node, _), asyncio.TaskGroup() as tasks:
 
         async def first_token_then_death() -> None:

@@ -21,25 +21,26 @@ from pipelines.types.status import GenerationStatus
 from pipelines.types.text_context import TextContext
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.deadline import Deadline
-from pronghorn.errors import Cancelled, DeadlineExceeded, NodeLost, TransferFailed
+from pronghorn.errors import Cancelled, DeadlineExceeded, EngineDied, NodeLost, TransferFailed
 from pronghorn.ids import Fence, Incarnation, NodeName, RequestID
 
 BLOCK_TOKENS = 4
 FENCE = Fence(RequestID("r"), 1, Incarnation("d" * 32))
 P1 = PrefillTarget(NodeName("prefill-1"), "127.0.0.1:1", Incarnation("1" * 32))
 P2 = PrefillTarget(NodeName("prefill-2"), "127.0.0.1:2", Incarnation("2" * 32))
+ROOM = 1000
 LOST = NodeLost("prefill-1 is gone")
 DONE = TokenDelta(FENCE, [9], GenerationStatus.END_OF_SEQUENCE)
 
 
-def new_attempt(*targets: PrefillTarget, only_these: bool = False) -> Attempt:
+def new_attempt(*targets: PrefillTarget, only_these: bool = False, deaths: int = 0) -> Attempt:
     context = TextContext(max_length=64, tokens=TokenBuffer(np.arange(10, dtype=np.int64)))
-    submit = Submit(FENCE, context, 30.0, list(targets), only_these)
+    submit = Submit(FENCE, context, 30.0, list(targets), only_these, deaths=deaths)
     return Attempt(submit, Deadline(30.0), BLOCK_TOKENS)
 
 
-def pulling(*targets: PrefillTarget, only_these: bool = False) -> Attempt:
-    attempt = new_attempt(*targets, only_these=only_these)
+def pulling(*targets: PrefillTarget, only_these: bool = False, deaths: int = 0) -> Attempt:
+    attempt = new_attempt(*targets, only_these=only_these, deaths=deaths)
     attempt.begin(30.0)
     attempt.on_reserved(Reserved(FENCE, [7, 5, 3], 1))
     return attempt
@@ -69,35 +70,35 @@ def test_only_positions_behind_the_cached_blocks_are_pulled() -> None:
 def test_the_first_token_leaves_at_once_and_is_adopted_at_the_commit() -> None:
     attempt = pulling(P1)
     assert attempt.on_first_token(FirstToken(42)) == [Say(Delta(FENCE, [42], num_cached_tokens=4))]
-    assert attempt.on_pull_end(None) == [Tell(Adopt(FENCE, 42))]
+    assert attempt.on_pull_end(None, ROOM) == [Tell(Adopt(FENCE, 42))]
     assert attempt.state is AttemptState.RUNNING
 
 
 @pytest.mark.conformance(46)
 def test_a_failed_pull_goes_to_the_next_target_and_then_home() -> None:
     attempt = pulling(P1, P2)
-    assert attempt.on_pull_end(LOST) == [StartPull(P2, {1: 5, 2: 3})]
-    assert attempt.on_pull_end(LOST) == [Tell(PrefillHere(FENCE))]
+    assert attempt.on_pull_end(LOST, ROOM) == [StartPull(P2, {1: 5, 2: 3})]
+    assert attempt.on_pull_end(LOST, ROOM) == [Tell(PrefillHere(FENCE))]
     assert attempt.state is AttemptState.RUNNING
 
 
 def test_a_delivered_first_token_is_kept_and_not_delivered_again() -> None:
     attempt = pulling(P1, P2)
     attempt.on_first_token(FirstToken(42))
-    attempt.on_pull_end(LOST)
+    attempt.on_pull_end(LOST, ROOM)
     assert attempt.on_first_token(FirstToken(43)) == []
-    assert attempt.on_pull_end(None) == [Tell(Adopt(FENCE, 42))]
+    assert attempt.on_pull_end(None, ROOM) == [Tell(Adopt(FENCE, 42))]
 
 
 def test_prefill_here_keeps_the_delivered_first_token() -> None:
     attempt = pulling(P1)
     attempt.on_first_token(FirstToken(42))
-    assert attempt.on_pull_end(TransferFailed("bad", code="wrong_digest")) == [Tell(PrefillHere(FENCE, 42))]
+    assert attempt.on_pull_end(TransferFailed("bad", code="wrong_digest"), ROOM) == [Tell(PrefillHere(FENCE, 42))]
 
 
 def test_only_these_ends_in_the_last_targets_error() -> None:
     attempt = pulling(P1, only_these=True)
-    assert attempt.on_pull_end(LOST) == [Tell(Release(FENCE)), SayFailure(LOST.record())]
+    assert attempt.on_pull_end(LOST, ROOM) == [Tell(Release(FENCE)), SayFailure(LOST.record())]
     assert attempt.state is AttemptState.ENDED
 
 
@@ -109,7 +110,7 @@ def test_blocks_are_not_given_back_before_the_pull_has_ended() -> None:
     assert attempt.cancel(error) == [StopPull(), SayFailure(error.record())]
     assert attempt.state is AttemptState.STOPPING
     assert attempt.on_first_token(FirstToken(42)) == []
-    assert attempt.on_pull_end(Cancelled("stopped")) == [Tell(Release(FENCE))]
+    assert attempt.on_pull_end(Cancelled("stopped"), ROOM) == [Tell(Release(FENCE))]
     assert attempt.state is AttemptState.ENDED
 
 
@@ -117,7 +118,7 @@ def test_a_commit_that_comes_while_stopping_is_too_late() -> None:
     attempt = pulling(P1)
     attempt.on_first_token(FirstToken(42))
     attempt.cancel(None)
-    assert attempt.on_pull_end(None) == [Tell(Release(FENCE))]
+    assert attempt.on_pull_end(None, ROOM) == [Tell(Release(FENCE))]
 
 
 def test_an_abort_before_the_reservation_releases_and_ignores_the_reservation_that_was_under_way() -> None:
@@ -154,7 +155,7 @@ def test_at_most_one_last_word_whatever_happens_in_whatever_order() -> None:
             effects += new
             pull_on = pull_on or any(isinstance(effect, StartPull) for effect in new)
         if pull_on:
-            effects += attempt.on_pull_end(Cancelled("stopped"))
+            effects += attempt.on_pull_end(Cancelled("stopped"), ROOM)
         last_words = [
             e for e in effects if isinstance(e, SayFailure) or (isinstance(e, Say) and e.delta.status.is_done)
         ]
@@ -169,3 +170,44 @@ def test_every_state_has_its_row_and_reaches_the_end(state: AttemptState) -> Non
     while (more := reached | {after for before in reached for after in TRANSITIONS[before]}) != reached:
         reached = more
     assert AttemptState.ENDED in reached
+
+
+# --- the prompt is computed here only where there is room, and not where it kills ---
+
+
+def test_without_room_to_compute_the_prompt_here_it_is_refused_for_another_node() -> None:
+    attempt = pulling(P1)
+    release, said = attempt.on_pull_end(LOST, 5)
+    assert release == Tell(Release(FENCE))
+    assert isinstance(said, SayFailure) and said.error.kind == "NoPrefill"
+    assert "room to compute 5 prompt tokens" in said.error.message and "needs 6" in said.error.message
+    assert attempt.state is AttemptState.ENDED
+
+
+def test_what_is_computed_here_counts_until_its_first_token() -> None:
+    attempt = pulling(P1)
+    assert attempt.local_prefill_tokens == 0
+    assert commands(attempt.on_pull_end(LOST, 6)) == [PrefillHere(FENCE)]
+    assert attempt.local_prefill_tokens == 6, "a block of the ten tokens was cached"
+    attempt.on_tokens(TokenDelta(FENCE, [9], GenerationStatus.ACTIVE))
+    assert attempt.local_prefill_tokens == 0
+
+
+def test_two_engines_that_die_of_it_are_enough() -> None:
+    attempt = pulling(P1, P2)
+    assert attempt.on_pull_end(EngineDied("gone"), ROOM) == [StartPull(P2, {1: 5, 2: 3})]
+    release, said = attempt.on_pull_end(EngineDied("gone"), ROOM)
+    assert release == Tell(Release(FENCE))
+    assert isinstance(said, SayFailure) and said.error.kind == "PoisonRequest"
+    assert attempt.state is AttemptState.ENDED
+
+
+def test_deaths_in_earlier_attempts_count() -> None:
+    said = pulling(P1, P2, deaths=1).on_pull_end(EngineDied("gone"), ROOM)[-1]
+    assert isinstance(said, SayFailure) and said.error.kind == "PoisonRequest"
+
+
+def test_lost_connections_and_torn_transfers_are_no_deaths() -> None:
+    attempt = pulling(P1, P2, deaths=1)
+    attempt.on_pull_end(LOST, ROOM)
+    assert commands(attempt.on_pull_end(TransferFailed("torn"), ROOM)) == [PrefillHere(FENCE)]

@@ -4,18 +4,25 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orchestrator.ports import GenerationJob
-from pipelines.types.frames import Abort, Submit
+from pipelines.types.eos import EOSTracker
+from pipelines.types.frames import Abort, Outputs, Pulled, Submit
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import (
     DeadlineExceeded,
     EndpointNotFound,
+    EngineDied,
     InsufficientBlocks,
+    InternalError,
     InvalidRequest,
     NodeLost,
     NodeRefused,
+    NoPrefill,
     Overloaded,
+    PoisonRequest,
     PronghornError,
+    RequestInProgress,
+    TransferFailed,
     Unavailable,
 )
 from pronghorn.ids import RequestID
@@ -236,26 +243,258 @@ async def first_token(
     return task, submit
 
 
-async def test_a_node_lost_after_the_first_token_is_one_typed_error_and_no_retry(
+async def test_a_stream_whose_node_is_lost_goes_on_from_another_where_it_was(cluster: Cluster, client: Owner) -> None:
+    node = await cluster.join("decode-1")
+    job = cluster.job(prompt_tokens=4)
+    request, submit = await first_token(cluster, node, job, client)
+    node.produce(submit.fence, 8, 9)
+    other = await cluster.join("decode-2")
+    node.refuses = NodeLost("it is gone")
+    node.lose("killed")
+    resumed = await other.submitted()
+    assert resumed.fence.attempt == 2
+    assert resumed.context.tokens.all.tolist() == [1, 2, 3, 4, 7, 8, 9]
+    assert resumed.context.original_prompt_length == 4
+    assert resumed.context.tokens.active_length == 7
+    assert (resumed.context.max_length, resumed.context.request_id) == (64, job.context.request_id)
+    assert job.context.tokens.all.tolist() == [1, 2, 3, 4], "what the API counts is left alone"
+    other.produce(resumed.fence, 10, cached=4)
+    other.produce(resumed.fence, 2, status=DONE)
+    assert await request == [7, 8, 9, 10, 2]
+    assert cluster.replica.counters()["stream_migrated"] == 1
+    at_rest(cluster)
+
+
+async def test_usage_tells_what_of_the_prompt_was_cached_whatever_the_second_node_finds(
     cluster: Cluster, client: Owner
 ) -> None:
+    first = await cluster.join("decode-1")
+    outputs: list[TextGenerationOutput] = []
+
+    async def collect() -> None:
+        async with cluster.replica.generate(cluster.job()) as stream:
+            outputs.extend([output async for output in stream])
+
+    request = client.start(collect(), "request")
+    submit = await first.submitted()
+    first.produce(submit.fence, 7, cached=2)
+    first.produce(submit.fence, 8)
+    second = await cluster.join("decode-2")
+    first.fail(submit.fence, EngineDied("gone"))
+    resumed = await second.submitted()
+    second.produce(resumed.fence, 9, cached=5)
+    second.produce(resumed.fence, 2, status=DONE)
+    await request
+    assert [output.num_cached_tokens for output in outputs] == [2, None, None, None]
+    assert [token for output in outputs for token in output.tokens] == [7, 8, 9, 2]
+
+
+async def test_a_stream_waits_for_a_node_and_goes_on_from_the_first_that_comes(cluster: Cluster, client: Owner) -> None:
+    node = await cluster.join("decode-1")
+    request, submit = await first_token(cluster, node, cluster.job(), client)
+    node.refuses = NodeLost("it is gone")
+    node.lose("killed")
+    await cluster.until(lambda: cluster.replica.counters().get("stream_stranded") == 1)
+    other = await cluster.join("decode-2")
+    resumed = await other.submitted()
+    other.produce(resumed.fence, 8, status=DONE)
+    assert await request == [7, 8]
+    at_rest(cluster)
+
+
+async def test_a_stream_that_finds_no_node_in_time_is_one_typed_error(client: Owner) -> None:
+    async with running(migration_wait_s=0.1) as cluster:
+        node = await cluster.join("decode-1")
+        request, submit = await first_token(cluster, node, cluster.job(), client)
+        node.refuses = NodeLost("it is gone")
+        node.lose("killed")
+        with pytest.raises(NodeLost, match="killed") as lost:
+            await request
+        assert lost.value.retry_after_s == 1.0
+        at_rest(cluster)
+
+
+async def test_a_stream_goes_back_to_the_node_whose_session_was_only_cut(cluster: Cluster, client: Owner) -> None:
+    node = await cluster.join("decode-1")
+    request, submit = await first_token(cluster, node, cluster.job(), client)
+    node.lose("connection reset")
+    resumed = await node.submitted(2)
+    assert resumed.fence.attempt == 2
+    node.produce(submit.fence, 99)
+    node.produce(resumed.fence, 8, status=DONE)
+    assert await request == [7, 8]
+    at_rest(cluster)
+
+
+@pytest.mark.parametrize(("end", "status"), [({"eos": 7}, DONE), ({"max_length": 5}, GenerationStatus.MAXIMUM_LENGTH)])
+async def test_a_stream_whose_last_token_came_and_whose_last_word_did_not_is_finished(
+    cluster: Cluster, client: Owner, end: dict[str, int], status: GenerationStatus
+) -> None:
+    node = await cluster.join("decode-1")
+    job = cluster.job(prompt_tokens=4)
+    job.context.max_length = end.get("max_length", 64)
+    job.context.eos_tracker = EOSTracker(eos_token_ids={end.get("eos", 999)})
+    outputs: list[TextGenerationOutput] = []
+
+    async def collect() -> None:
+        async with cluster.replica.generate(job) as stream:
+            outputs.extend([output async for output in stream])
+
+    request = client.start(collect(), "request")
+    submit = await node.submitted()
+    node.produce(submit.fence, 7)
+    node.lose("killed")
+    await request
+    assert [output.tokens for output in outputs] == [[7], []]
+    assert outputs[-1].final_status is status
+    assert len(node.submits) == 1
+    at_rest(cluster)
+
+
+async def test_a_node_that_says_it_is_unhealthy_is_left_in_mid_stream(cluster: Cluster, client: Owner) -> None:
     node = await cluster.join("decode-1")
     request, submit = await first_token(cluster, node, cluster.job(), client)
     other = await cluster.join("decode-2")
-    node.lose("killed")
-    with pytest.raises(NodeLost, match="killed"):
+    node.beat(healthy=False)
+    resumed = await other.submitted()
+    assert node.aborts == [submit.fence]
+    node.produce(submit.fence, 99)
+    other.produce(resumed.fence, 8, status=DONE)
+    assert await request == [7, 8]
+    at_rest(cluster)
+
+
+async def test_an_error_that_no_node_could_mend_ends_a_stream(cluster: Cluster, client: Owner) -> None:
+    node = await cluster.join("decode-1")
+    request, submit = await first_token(cluster, node, cluster.job(), client)
+    other = await cluster.join("decode-2")
+    node.fail(submit.fence, InternalError("logits are not finite"))
+    with pytest.raises(InternalError, match="finite"):
         await request
     assert other.submits == []
     at_rest(cluster)
 
 
-async def test_a_failure_after_the_first_token_is_the_end_of_the_stream(cluster: Cluster, client: Owner) -> None:
+# --- poison ---
+
+
+async def test_a_request_under_which_two_nodes_die_is_tried_no_more(cluster: Cluster, client: Owner) -> None:
+    nodes = [await cluster.join(f"decode-{i}") for i in range(3)]
+    request = client.start(tokens_of(cluster, cluster.job()), "request")
+    for count in (1, 2):
+        await cluster.until(lambda: sum(len(node.submits) for node in nodes) == count)  # noqa: B023
+        (node,) = [n for n in nodes if n.submits and n.submits[-1].fence.attempt == count]
+        assert node.submits[-1].deaths == count - 1
+        node.fail(node.submits[-1].fence, EngineDied("killed by SIGSEGV"))
+    with pytest.raises(PoisonRequest) as poison:
+        await request
+    assert (poison.value.code, poison.value.http_status) == ("poison_request", 500)
+    assert sum(len(node.submits) for node in nodes) == 2
+    at_rest(cluster)
+
+
+async def test_a_prefill_engine_and_a_decode_engine_that_die_make_two(cluster: Cluster, client: Owner) -> None:
+    prefill = await cluster.join("prefill-1")
+    nodes = [await cluster.join(f"decode-{i}") for i in range(2)]
+    request = client.start(tokens_of(cluster, cluster.job()), "request")
+    await cluster.until(lambda: any(node.submits for node in nodes))
+    (node,) = [n for n in nodes if n.submits]
+    (submit,) = node.submits
+    node.say(Outputs([], [], [Pulled(submit.fence, prefill.record.incarnation, EngineDied("gone").record())]))
+    node.fail(submit.fence, EngineDied("gone"))
+    with pytest.raises(PoisonRequest):
+        await request
+    at_rest(cluster)
+
+
+async def test_sessions_that_broke_and_came_back_are_no_deaths(cluster: Cluster, client: Owner) -> None:
     node = await cluster.join("decode-1")
     request, submit = await first_token(cluster, node, cluster.job(), client)
-    node.produce(submit.fence, 8)
-    node.fail(submit.fence, InsufficientBlocks("the pool is spent"))
-    with pytest.raises(InsufficientBlocks, match="spent"):
-        await request
+    for count in (2, 3):
+        node.lose("connection reset")
+        await node.submitted(count)
+    node.produce(node.submits[-1].fence, 8, status=DONE)
+    assert await request == [7, 8]
+
+
+# --- breakers and the prefill pool ---
+
+
+async def failing_prefill(cluster: Cluster, client: Owner, count: int) -> None:
+    """So many requests whose hand-over from prefill-1 fails."""
+    node, prefill = cluster["decode-1"], cluster["prefill-1"]
+    for _ in range(count):
+        before = len(node.submits)
+        request = client.start(tokens_of(cluster, cluster.job()), "request")
+        submit = await node.submitted(before + 1)
+        node.say(Outputs([], [], [Pulled(submit.fence, prefill.record.incarnation, TransferFailed("torn").record())]))
+        node.produce(submit.fence, 5, status=DONE)
+        assert await request == [5]
+
+
+async def test_a_prefill_node_that_keeps_failing_is_asked_no_more_and_a_trial_brings_it_back(client: Owner) -> None:
+    async with running(breaker_failures=2, breaker_open_s=0.05) as cluster:
+        node, prefill = await cluster.join("decode-1"), await cluster.join("prefill-1")
+        await failing_prefill(cluster, client, 2)
+        assert (cluster.why_not("prefill-1") or "").startswith("breaker open after 2 failures")
+        await cluster.until(lambda: cluster.why_not("prefill-1") is None)
+        trial = client.start(tokens_of(cluster, cluster.job()), "trial")
+        submit = await node.submitted(3)
+        assert [target.name for target in submit.prefill] == ["prefill-1"]
+        assert cluster.why_not("prefill-1") == "breaker half open, one request tries it"
+        node.say(Outputs([], [], [Pulled(submit.fence, prefill.record.incarnation)]))
+        node.produce(submit.fence, 5, status=DONE)
+        assert await trial == [5]
+        assert cluster.why_not("prefill-1") is None
+
+
+async def test_with_every_breaker_open_and_no_room_on_decode_nothing_is_dispatched(client: Owner) -> None:
+    """sglang#31206: the breaker was open for prefill, and decode was dispatched to all the same."""
+    async with running(breaker_failures=2, breaker_open_s=30.0) as cluster:
+        node = await cluster.join("decode-1")
+        await cluster.join("prefill-1")
+        await failing_prefill(cluster, client, 2)
+        node.beat(local_prefill_room_tokens=3)
+        await cluster.until(lambda: cluster.room("decode-1") == 3)
+        with pytest.raises(NoPrefill, match="room to compute 3 prompt tokens") as refused:
+            await tokens_of(cluster, cluster.job(prompt_tokens=4))
+        assert (refused.value.http_status, refused.value.retry_after_s) == (503, 1.0)
+        assert len(node.submits) == 2, "only what came before"
+        assert cluster.replica.counters()["prefill_fallback.refused"] == 1
+        node.answer = lambda submit: [[5]]
+        assert await tokens_of(cluster, cluster.job(prompt_tokens=3)) == [5]
+        assert cluster.replica.counters()["prefill_fallback.local"] == 1
+        with pytest.raises(NoPrefill):  # what was sent since the last beat counts
+            await tokens_of(cluster, cluster.job(prompt_tokens=1))
+        at_rest(cluster)
+
+
+async def test_what_clients_do_wrong_opens_no_breaker(client: Owner) -> None:
+    async with running(breaker_failures=1) as cluster:
+        node = await cluster.join("decode-1")
+        request = client.start(tokens_of(cluster, cluster.job()), "request")
+        submit = await node.submitted()
+        node.fail(submit.fence, InvalidRequest("bad"))
+        with pytest.raises(InvalidRequest):
+            await request
+        assert cluster.why_not("decode-1") is None
+
+
+# --- the same request twice ---
+
+
+async def test_a_key_that_runs_is_refused_and_free_again_at_its_end(cluster: Cluster, client: Owner) -> None:
+    node = await cluster.join("decode-1")
+    request, submit = await first_token(cluster, node, cluster.job(key="mine"), client)
+    assert submit.key == "mine"
+    with pytest.raises(RequestInProgress, match="mine") as refused:
+        await tokens_of(cluster, cluster.job(key="mine"))
+    assert (refused.value.http_status, refused.value.retry_after_s) == (409, 1.0)
+    assert len(node.submits) == 1
+    node.produce(submit.fence, 8, status=DONE)
+    assert await request == [7, 8]
+    node.answer = lambda submit: [[5]]
+    assert await tokens_of(cluster, cluster.job(key="mine")) == [5]
     at_rest(cluster)
 
 

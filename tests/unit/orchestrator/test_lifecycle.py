@@ -1,34 +1,37 @@
 import pathlib
 import re
+from typing import get_args
 
 import pytest
 
-from orchestrator.lifecycle import (
-    TRANSITIONS,
+from orchestrator.lifecycle import TRANSITIONS, Effect, Lifecycle, Refused, RequestState, diagram
+from orchestrator.request_events import (
     Admitted,
     AttemptFailed,
     Cancel,
     Choose,
     ClientGone,
+    Complete,
     DeadlinePassed,
     Deliver,
+    DeliverEnd,
     Dispatch,
-    Effect,
     Event,
     Fail,
     Finish,
-    Lifecycle,
     NodeGone,
+    NodeHeard,
+    NodeUnfit,
+    PrefillFailed,
     Produced,
-    Refused,
     ReleaseSlot,
-    RequestState,
     Routed,
     SendAbort,
     ShuttingDown,
     StoppedEarly,
     Unroutable,
-    diagram,
+    Wait,
+    WaitOver,
 )
 from pipelines.types.frames import Delta, PrefillTarget
 from pipelines.types.status import GenerationStatus
@@ -40,13 +43,15 @@ from pronghorn.errors import (
     NodeLost,
     NodeRefused,
     Overloaded,
+    PoisonRequest,
     PronghornError,
+    TransferFailed,
     Unavailable,
 )
 from pronghorn.ids import Fence, Incarnation, NodeName, RequestID
 
 REQUEST = RequestID("r")
-A, B, C = Incarnation("a"), Incarnation("b"), Incarnation("c")
+A, B, C, P = Incarnation("a"), Incarnation("b"), Incarnation("c"), Incarnation("p")
 PREFILL = (PrefillTarget(NodeName("prefill-1"), "127.0.0.1:1", Incarnation("p")),)
 ACTIVE, DONE = GenerationStatus.ACTIVE, GenerationStatus.END_OF_SEQUENCE
 
@@ -65,6 +70,10 @@ def produced(
     return Produced(Delta(fence(attempt, incarnation), list(tokens), status))
 
 
+def prefill_failed(error: PronghornError, prefill: Incarnation, session_up: bool = True) -> PrefillFailed:
+    return PrefillFailed(fence(1, A), prefill, error, session_up)
+
+
 def after(*events: Event, max_attempts: int = 3) -> tuple[Lifecycle, list[Effect]]:
     """A lifecycle that has seen these events, and the effects of the last one."""
     lifecycle = Lifecycle(REQUEST, max_attempts)
@@ -78,9 +87,11 @@ QUEUED: list[Event] = []
 ROUTING: list[Event] = [Admitted()]
 DISPATCHED: list[Event] = [*ROUTING, routed(A)]
 STREAMING: list[Event] = [*DISPATCHED, produced(1, A, 7)]
+WAITING: list[Event] = [*STREAMING, NodeGone(A, "cut"), Unroutable(Unavailable("nobody"))]
 LIVE: dict[RequestState, list[Event]] = {
     RequestState.QUEUED: QUEUED,
     RequestState.ROUTING: ROUTING,
+    RequestState.WAITING: WAITING,
     RequestState.DISPATCHED: DISPATCHED,
     RequestState.STREAMING: STREAMING,
 }
@@ -95,7 +106,12 @@ SAMPLES: dict[type, Event] = {
     Unroutable: Unroutable(Unavailable("nobody")),
     Produced: produced(1, A, 7),
     AttemptFailed: AttemptFailed(fence(1, A), NodeRefused("full")),
+    Complete: Complete(DONE),
     NodeGone: NodeGone(A, "cut"),
+    NodeUnfit: NodeUnfit(A),
+    NodeHeard: NodeHeard(B),
+    PrefillFailed: prefill_failed(TransferFailed("torn"), P),
+    WaitOver: WaitOver(),
     DeadlinePassed: DeadlinePassed(),
     StoppedEarly: StoppedEarly(),
     ClientGone: ClientGone(),
@@ -123,21 +139,22 @@ def test_the_first_token_may_be_the_last() -> None:
     assert lifecycle.state is RequestState.FINISHED
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        AttemptFailed(fence(1, A), NodeRefused("draining")),
-        AttemptFailed(fence(1, A), InsufficientBlocks("none free")),
-        AttemptFailed(fence(1, A), EngineDied("gone")),
-        AttemptFailed(fence(1, A), Overloaded("queue full")),
-        NodeGone(A, "cut"),
-        produced(1, A, status=GenerationStatus.CANCELLED),
-    ],
-)
+FAILURES = [
+    AttemptFailed(fence(1, A), NodeRefused("draining")),
+    AttemptFailed(fence(1, A), InsufficientBlocks("none free")),
+    AttemptFailed(fence(1, A), EngineDied("gone")),
+    AttemptFailed(fence(1, A), Overloaded("queue full")),
+    NodeGone(A, "cut"),
+    produced(1, A, status=GenerationStatus.CANCELLED),
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
 def test_before_the_first_token_a_failed_attempt_goes_to_another_node(failure: Event) -> None:
     lifecycle, effects = after(*DISPATCHED, failure)
     assert effects == [Choose(frozenset({A}))]
-    assert lifecycle.handle(routed(B)) == [Dispatch(fence(2, B), NodeName("decode-b"), PREFILL, False)]
+    assert kinds(lifecycle.handle(routed(B))) == [Dispatch]
+    assert lifecycle.fence == fence(2, B)
 
 
 def test_attempts_are_bounded_and_the_last_error_is_the_answer() -> None:
@@ -179,16 +196,83 @@ def error_of(effects: list[Effect]) -> PronghornError:
     return error
 
 
-def test_after_the_first_token_a_lost_node_is_one_typed_error() -> None:
-    lifecycle, effects = after(*STREAMING, NodeGone(A, "cut"))
+@pytest.mark.parametrize("failure", FAILURES)
+def test_after_the_first_token_it_goes_on_elsewhere_however_often(failure: Event) -> None:
+    lifecycle, effects = after(*STREAMING, failure, max_attempts=1)
+    assert effects[-1] == Choose(frozenset({A}))
+    assert kinds(lifecycle.handle(routed(B))) == [Dispatch]
+    assert lifecycle.handle(produced(2, B, 8)) == [Deliver(produced(2, B, 8).delta)]
+    assert lifecycle.state is RequestState.STREAMING
+
+
+def test_where_nobody_can_go_on_with_it_it_waits_and_tries_each_node_that_is_heard_of() -> None:
+    lifecycle, effects = after(*STREAMING, NodeGone(A, "cut"), Unroutable(Unavailable("nobody")))
+    assert effects == [Wait()]
+    assert lifecycle.state is RequestState.WAITING
+    assert lifecycle.handle(NodeHeard(B)) == [Choose(frozenset({A}))]
+    assert lifecycle.handle(Unroutable(Unavailable("nobody"))) == [Wait()]
+    assert lifecycle.handle(NodeHeard(A)) == [Choose(frozenset())], "the node may have room, or a session, by now"
+    assert kinds(lifecycle.handle(routed(A))) == [Dispatch]
+    assert lifecycle.fence == fence(2, A)
+
+
+def test_a_wait_that_is_over_ends_in_what_was_lost() -> None:
+    lifecycle, effects = after(*WAITING, WaitOver())
     assert kinds(effects) == [Fail, ReleaseSlot]
     assert isinstance(error_of(effects), NodeLost)
+
+
+def test_an_unhealthy_node_is_left_and_told_so() -> None:
+    assert after(*STREAMING, NodeUnfit(A))[1] == [SendAbort(fence(1, A)), Choose(frozenset({A}))]
+
+
+def test_what_is_complete_but_for_its_last_word_is_finished() -> None:
+    _, effects = after(*STREAMING, NodeGone(A, "cut"), Complete(DONE))
+    assert effects == [DeliverEnd(DONE), Finish(), ReleaseSlot()]
+
+
+# --- poison ---
+
+
+def died(attempt: int, incarnation: Incarnation) -> AttemptFailed:
+    return AttemptFailed(fence(attempt, incarnation), EngineDied("gone"))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [died(1, A), routed(B), died(2, B)],
+        [NodeGone(A, "reset", died=True), routed(B), NodeGone(B, "reset", died=True)],
+        [prefill_failed(EngineDied("gone"), P), died(1, A)],
+        [prefill_failed(EngineDied("gone"), P), prefill_failed(EngineDied("gone"), C)],
+        [prefill_failed(NodeLost("reset"), P), NodeGone(P, "reset", died=True), died(1, A)],
+        [prefill_failed(NodeLost("reset"), P, session_up=False), died(1, A)],
+        [produced(1, A, 7), died(1, A), routed(B), produced(2, B, 8), died(2, B)],
+    ],
+)
+def test_two_nodes_that_die_under_it_make_it_poison(events: list[Event]) -> None:
+    lifecycle, effects = after(*DISPATCHED, *events)
+    assert isinstance(error_of(effects), PoisonRequest)
     assert lifecycle.state is RequestState.FAILED
 
 
-def test_after_the_first_token_a_failure_is_not_retried() -> None:
-    error = EngineDied("gone")
-    assert after(*STREAMING, AttemptFailed(fence(1, A), error))[1] == [Fail(error), ReleaseSlot()]
+@pytest.mark.parametrize(
+    "events",
+    [
+        [NodeGone(A, "silent"), routed(B), NodeGone(B, "silent")],
+        [NodeGone(A, "reset", died=True), routed(B), NodeHeard(A), NodeGone(B, "reset", died=True)],
+        [prefill_failed(NodeLost("reset"), P), prefill_failed(NodeLost("reset"), C)],
+        [prefill_failed(TransferFailed("torn"), P), died(1, A)],
+        [produced(1, A, 7, 8), died(1, A), routed(B), produced(2, B, 8, 9), died(2, B)],
+    ],
+)
+def test_silence_refusals_and_deaths_that_it_got_over_make_no_poison(events: list[Event]) -> None:
+    assert not after(*DISPATCHED, *events)[0].state.terminal
+
+
+def test_the_next_node_is_told_of_the_deaths_so_far() -> None:
+    _, effects = after(*DISPATCHED, died(1, A), routed(B))
+    assert effects == [Dispatch(fence(2, B), NodeName("decode-b"), PREFILL, False, deaths=1)]
 
 
 def test_messages_of_an_older_attempt_are_refused_and_change_nothing() -> None:
@@ -241,12 +325,17 @@ def test_every_pair_is_in_the_table_or_refused_by_name(
     assert lifecycle.state is state
     event = SAMPLES[event_type]
     effects = lifecycle.handle(event)
-    if transition := TRANSITIONS.get((state, event_type)):
+    late = state is RequestState.WAITING and event_type is NodeGone  # it is on no node, and suspects none
+    if (transition := TRANSITIONS.get((state, event_type))) and not late:
         assert Refused not in kinds(effects)
         assert lifecycle.state in transition.targets
     else:
-        assert effects == [Refused(event, state, "terminal" if state.terminal else "out_of_place")]
+        assert effects == [Refused(event, state, "late" if late else "terminal" if state.terminal else "out_of_place")]
         assert lifecycle.state is state
+
+
+def test_every_event_has_a_sample() -> None:
+    assert set(get_args(Event)) == set(SAMPLES)
 
 
 def test_no_row_leads_out_of_a_terminal_state_and_each_names_a_method() -> None:
