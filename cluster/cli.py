@@ -285,6 +285,9 @@ def verify_parity(
         bool,
         typer.Option("--all-families", help="Of every family of models, with random weights; no cluster is asked."),
     ] = False,
+    features: Annotated[
+        bool, typer.Option("--features", help="Each feature of generation, in place of greedy tokens and logits.")
+    ] = False,
 ) -> None:
     """The cluster's tokens are one process's, and one process's logits are transformers'."""
     if all_families:
@@ -295,7 +298,8 @@ def verify_parity(
     try:
         if name is None and (code := _run([*start, *(["--model", model] if model else [])])) != 0:
             raise typer.Exit(code)
-        code = _run([*verify, *(["--quick"] if quick else [])], "cluster.verify_parity")
+        chosen = [*(["--quick"] if quick else []), *(["--features"] if features else [])]
+        code = _run([*verify, *chosen], "cluster.verify_parity")
     finally:
         if name is None:
             _run(["down", "--name", checked])

@@ -11,24 +11,29 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from cluster import config
 from cluster.run_folder import Run, RunFolder, RunState
 from cluster.verify_cases import ParityCase, Verdict, judge, parity_cases
+from cluster.verify_features import cases_of, compare_feature, features, prompts
 from cluster.verify_logits import LogitsReport, compare_logits, compare_random_model
-from cluster.verify_reference import Answer, OneProcess, greedy_context
+from cluster.verify_outcome import Choice, Outcome, new_outcome
+from cluster.verify_reference import OneProcess, greedy_context
 from kvcache.redis_registry import RedisRegistry
 from orchestrator.assembly import identify, start_replica
 from orchestrator.config import OrchestratorConfig, parse_config
 from orchestrator.ports import GenerationJob
 from orchestrator.replica import Replica
 from pipelines.runtime.config import EngineConfig
+from pipelines.types.text_context import TextContext
 from pronghorn.clock import SystemClock
 from pronghorn.deadline import Deadline
 from pronghorn.errors import ConfigurationError, PronghornError
@@ -36,6 +41,7 @@ from pronghorn.errors import ConfigurationError, PronghornError
 SEED = 20260
 TOKENS = 24
 QUICK_TOKENS = 8
+FEATURE_TOKENS = 12
 REQUEST_S = 120.0
 JOIN_S = 15.0
 ROLES = ("prefill", "decode")
@@ -74,16 +80,19 @@ class Members:
 
     async def answer(self, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], int]:
         """The tokens, and how many of the prompt's were cached."""
-        context = greedy_context(prompt, num_tokens, self._model)
+        outcome = await self.run(greedy_context(prompt, num_tokens, self._model))
+        return outcome.choices[0].tokens, outcome.cached_tokens
+
+    async def run(self, context: TextContext) -> Outcome:
+        """What becomes of `context`, prefilled on the named node. Raises the cluster's error."""
         deadline = Deadline.after(self._clock.now_s(), REQUEST_S)
+        context.model_name = self._model
         job = GenerationJob(context, deadline, self._model, target_endpoint=self.prefill_name)
-        tokens: list[int] = []
-        cached = 0
+        outcome = new_outcome(context.num_choices)
         async with self._replica.generate(job) as outputs:
             async for output in outputs:
-                tokens += output.tokens
-                cached = max(cached, output.num_cached_tokens or 0)
-        return tokens, cached
+                outcome.take(output)
+        return outcome
 
 
 async def compare_tokens(
@@ -115,7 +124,7 @@ async def _answer_warm(members: Members, case: ParityCase, num_tokens: int) -> t
 
 
 def _take_down(
-    report: TokensReport, case: ParityCase, expected: Answer, found: list[int], cached: int, block_tokens: int
+    report: TokensReport, case: ParityCase, expected: Choice, found: list[int], cached: int, block_tokens: int
 ) -> None:
     verdict, at = judge(expected.tokens, found, expected.gaps)
     report.verdicts[verdict] += 1
@@ -127,8 +136,9 @@ def _take_down(
         report.faults.append(f"{case}: {cached} tokens were cached")
 
 
-async def verify(run: Run, state: RunState, quick: bool, console: Console) -> bool:
-    """Whether all agreed. Raises PronghornError where it could not be found out."""
+async def verify(run: Run, state: RunState, quick: bool, all_features: bool, console: Console) -> bool:
+    """Whether all agreed; with `all_features` in the features, else in greedy tokens and logits. Raises PronghornError
+    where it could not be found out."""
     if run.config.service.dtype != "float32":
         raise ConfigurationError(f"parity is a promise of float32; this cluster computes in {run.config.service.dtype}")
     engine = msgspec.convert(config.engine(run.config.service), EngineConfig)
@@ -142,7 +152,11 @@ async def verify(run: Run, state: RunState, quick: bool, console: Console) -> bo
         members = Members(replica, orchestrator)
         await members.join()
         # The time is in the seed: a second run must not find the first one's prompts in the caches.
-        cases = list(parity_cases(engine.block_tokens, ready.vocab_size, SEED + time.time_ns(), quick))
+        seed = SEED + time.time_ns()
+        if all_features:
+            asked = list(prompts(engine.block_tokens, ready.vocab_size, seed, quick))
+            return await verify_features(members, reference, asked, sorted(engine.logits_processors), console)
+        cases = list(parity_cases(engine.block_tokens, ready.vocab_size, seed, quick))
         with Progress(console=console, transient=True) as bar:
             num_tokens = QUICK_TOKENS if quick else TOKENS
             tokens = await compare_tokens(
@@ -155,6 +169,26 @@ async def verify(run: Run, state: RunState, quick: bool, console: Console) -> bo
         await reference.stop()
     logits = [compare_logits(engine), compare_random_model(engine)]
     return show(tokens, logits, console)
+
+
+async def verify_features(
+    members: Members,
+    reference: OneProcess,
+    asked: Sequence[tuple[int, ...]],
+    processors: Sequence[str],
+    console: Console,
+) -> bool:
+    cases = await cases_of(asked, FEATURE_TOKENS, reference.run)
+    table = Table("feature", "prompts", "tokens compared", "equal")
+    faults: list[str] = []
+    for feature in features(processors):
+        report = await compare_feature(feature, cases, reference.run, members.run)
+        table.add_row(report.name, str(report.prompts), str(report.compared_tokens), str(report.equal))
+        faults += report.faults
+    console.print(table)
+    for fault in faults:
+        console.print(f"  {fault}", soft_wrap=True, markup=False)
+    return not faults
 
 
 def show(tokens: TokensReport, logits: list[LogitsReport], console: Console) -> bool:
@@ -176,6 +210,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("root", type=Path)
     parser.add_argument("name")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--features", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
@@ -184,7 +219,7 @@ def main(arguments: list[str]) -> int:
     try:
         if run is None or state is None or state.phase != "ready":
             raise ConfigurationError(f"no cluster {options.name!r} is ready on this machine")
-        agreed = asyncio.run(verify(run, state, options.quick, console))
+        agreed = asyncio.run(verify(run, state, options.quick, options.features, console))
     except PronghornError as error:
         console.print(f"[red]error:[/red] {error.message}", soft_wrap=True)
         return 1

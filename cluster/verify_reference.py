@@ -2,20 +2,19 @@
 as a thread, prefill and decode in one place, no cache and no transfer.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 
+from cluster.verify_outcome import Choice, Outcome, new_outcome
 from decode_nodes.engine import build
 from kvcache.memory import BlockMemory
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.messages import Admit, EngineReady, Failed, TokenDelta
 from pipelines.runtime.thread import ThreadEngine
-from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.sampling import SamplingParams
 from pipelines.types.text_context import TextContext
+from pipelines.types.text_output import TextGenerationOutput
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.errors import from_record
 from pronghorn.ids import Fence, new_incarnation
@@ -24,13 +23,6 @@ NO_SEED = bytes(32)
 """Nothing is cached here, so nobody compares hashes."""
 BUDGET_S = 120.0
 STOP_GRACE_S = 10.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    tokens: list[int]
-    gaps: list[float]
-    """Per token, how far apart the two best logits lay (a difference of log probabilities is one of logits)."""
 
 
 class OneProcess:
@@ -45,23 +37,33 @@ class OneProcess:
     async def stop(self) -> None:
         await self._engine.stop(STOP_GRACE_S)
 
-    async def answer(self, prompt: tuple[int, ...], num_tokens: int) -> Answer:
+    async def answer(self, prompt: tuple[int, ...], num_tokens: int) -> Choice:
         """Greedy. Raises the engine's error."""
         context = greedy_context(prompt, num_tokens, self._config.model_name, log_probabilities=2)
+        return (await self.run(context)).choices[0]
+
+    async def run(self, context: TextContext) -> Outcome:
+        """What becomes of `context`, which is taken over. Raises the engine's error."""
         fence = Fence(context.request_id, 1, new_incarnation())
         self._engine.send(Admit(fence, context, BUDGET_S, prefill_here=True))
-        tokens: list[int] = []
-        gaps: list[float] = []
-        while True:
+        outcome = new_outcome(context.num_choices)
+        while not outcome.is_done:
             report = await self._engine.receive()
             for event in report.events:
                 if isinstance(event, Failed) and event.fence == fence:
                     raise from_record(event.error)
                 if isinstance(event, TokenDelta) and event.fence == fence:
-                    tokens += event.tokens
-                    gaps += [_gap(entry) for entry in event.log_probabilities or []]
-                    if event.status.is_done:
-                        return Answer(tokens, gaps)
+                    outcome.take(
+                        TextGenerationOutput(
+                            request_id=fence.request_id,
+                            tokens=event.tokens,
+                            final_status=event.status,
+                            log_probabilities=event.log_probabilities,
+                            choice=event.choice,
+                            prompt_log_probabilities=event.prompt_log_probabilities,
+                        )
+                    )
+        return outcome
 
 
 def greedy_context(prompt: tuple[int, ...], num_tokens: int, model: str, log_probabilities: int = 0) -> TextContext:
@@ -74,9 +76,3 @@ def greedy_context(prompt: tuple[int, ...], num_tokens: int, model: str, log_pro
         model_name=model,
         log_probabilities=log_probabilities,
     )
-
-
-def _gap(entry: LogProbabilities) -> float:
-    """Of the entry's one position; infinite where the engine knows of no second."""
-    best = sorted(entry.top_log_probabilities[0].values(), reverse=True)
-    return best[0] - best[1] if len(best) > 1 else float("inf")

@@ -1,0 +1,77 @@
+"""What clients of the real cluster may ask of a generation, beside transformers and beside itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipelines.models.fetch import default_model_folder
+from tests.fakes.running_cluster import RunningCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROMPTS = [list(range(500, 533)), list(range(3000, 3040, 3))]
+MODEL = "smollm2-135m-instruct"
+
+
+@pytest.fixture
+def client(cluster: RunningCluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.conformance(69)
+def test_log_likelihoods_of_an_echo_are_those_of_transformers(client: openai.OpenAI) -> None:
+    """As evaluation harnesses ask: several prompts of token ids, echoed, one token more."""
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1}
+    answer = client.completions.create(model=MODEL, prompt=PROMPTS, **options)
+    model = AutoModelForCausalLM.from_pretrained(default_model_folder(), dtype=torch.float32).eval()
+    for prompt, choice in zip(PROMPTS, answer.choices, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt])).logits[0]
+        told = choice.logprobs
+        assert told.token_logprobs[0] is None and len(told.token_logprobs) == len(prompt) + 1
+        expected = torch.log_softmax(logits.double(), dim=-1).numpy()[np.arange(len(prompt) - 1), prompt[1:]]
+        assert np.abs(np.array(told.token_logprobs[1:-1]) - expected).max() < 1e-3
+        greedy = logits.argmax(dim=-1)[:-1].tolist()
+        best = [max(top.values()) for top in told.top_logprobs[1:-1]]
+        found = [a == b for a, b in zip(told.token_logprobs[1:-1], best, strict=True)]
+        assert found == [a == b for a, b in zip(greedy, prompt[1:], strict=True)]
+        assert (choice.finish_reason, answer.usage.completion_tokens) == ("length", len(PROMPTS))
+
+
+def test_choice_i_says_what_the_seed_plus_i_says(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 12, "temperature": 1.0}
+    alone = [client.completions.create(**options, seed=40 + i).choices[0].text for i in range(3)]
+    together = client.completions.create(**options, seed=40, n=3)
+    assert [choice.text for choice in together.choices] == alone
+    assert len(set(alone)) == 3
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in client.completions.create(**options, seed=40, n=3, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(streamed.values()) == alone
+
+
+def test_the_first_token_has_log_probabilities_too(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    options: dict[str, Any] = {"model": MODEL, "messages": question, "temperature": 0, "max_tokens": 8}
+    answer = client.chat.completions.create(**options, logprobs=True, top_logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == answer.usage.completion_tokens == 8
+    assert b"".join(bytes(entry.bytes) for entry in content).decode() == answer.choices[0].message.content
+    assert all(len(entry.top_logprobs) == 3 and entry.top_logprobs[0].token == entry.token for entry in content)
+    chunks = client.chat.completions.create(**options, logprobs=True, top_logprobs=3, stream=True)
+    told = [entry for c in chunks if c.choices and c.choices[0].logprobs for entry in c.choices[0].logprobs.content]
+    assert [entry.token for entry in told] == [entry.token for entry in content]
+
+
+def test_every_feature_is_equal_apart_and_in_one_process(cluster: RunningCluster) -> None:
+    done = cluster.pronghorn("verify", "parity", "--features", "--quick", "--name", cluster.name, timeout_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if "│" in line]
+    assert len(rows) >= 16 and "all agree" in done.stdout
+    cluster.wait_until_at_rest()
