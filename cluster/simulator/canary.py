@@ -62,6 +62,11 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def first_token(prompt: Sequence[int], choice: int) -> int:
+    """What choice `choice` of a request says first; from there on it goes by its own prefix."""
+    return (next_token(prompt) + choice) % VOCAB_SIZE
+
+
 def expected_block(tokens: Sequence[int], position: int, block_tokens: int) -> bytes:
     """The bytes at block `position` of `tokens`: shorter than a block where that block is not full."""
     digests = list(prefix_digests(tokens[: (position + 1) * block_tokens]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.simulator.canary import VOCAB_SIZE, continuation
+from cluster.simulator.canary import VOCAB_SIZE, continuation, first_token
 from cluster.simulator.hosts import MODEL, SimOrchestrator
 from cluster.simulator.plan import RequestPlan
 from cluster.simulator.story import Story
@@ -29,9 +29,10 @@ class Outcome:
     started_s: float = 0.0
     paused_s: float = 0.0
     """Of its orchestrator, when it began."""
-    tokens: list[int] = field(default_factory=list)
-    done: bool = False
-    """The last output said so."""
+    said: dict[int, list[int]] = field(default_factory=dict)
+    """By choice."""
+    done: set[int] = field(default_factory=set)
+    """Choices whose last output said so."""
     ends: list[str] = field(default_factory=list)
     error: PronghornError | None = None
     ended_s: float = 0.0
@@ -44,9 +45,18 @@ class Outcome:
         self.story.tell(f"{self.plan.name} {how} after {len(self.tokens)} tokens{said}")
 
     @property
-    def answer(self) -> list[int]:
-        """What the canary says, whatever happens on the way."""
-        tokens = continuation(self.plan.prompt, self.plan.new_tokens)
+    def tokens(self) -> list[int]:
+        """Of all choices, one after another."""
+        return [token for choice in sorted(self.said) for token in self.said[choice]]
+
+    @property
+    def answers(self) -> list[list[int]]:
+        """What the canary says, whatever happens on the way, choice by choice."""
+        return [self._answer(choice) for choice in range(self.plan.choices)]
+
+    def _answer(self, choice: int) -> list[int]:
+        first = first_token(self.plan.prompt, choice)
+        tokens = [first, *continuation([*self.plan.prompt, first], self.plan.new_tokens - 1)]
         if self.plan.eos is not None and self.plan.eos in tokens:
             return tokens[: tokens.index(self.plan.eos) + 1]
         return tokens
@@ -61,6 +71,7 @@ def job(plan: RequestPlan, now_s: float) -> GenerationJob:
         vocab_size=VOCAB_SIZE,
         cache_salt=plan.salt,
         model_name=MODEL,
+        num_choices=plan.choices,
     )
     return GenerationJob(context, Deadline.after(now_s, plan.budget_s), MODEL, plan.target_endpoint)
 
@@ -82,8 +93,9 @@ async def _ask(outcome: Outcome, orchestrator: SimOrchestrator) -> None:
         async with orchestrator.replica.generate(job(outcome.plan, orchestrator.clock.now_s())) as outputs:
             how = "finished"
             async for output in outputs:
-                outcome.tokens += output.tokens
-                outcome.done = outcome.done or output.is_done
+                outcome.said.setdefault(output.choice, []).extend(output.tokens)
+                if output.is_done:
+                    outcome.done.add(output.choice)
                 wanted = outcome.plan.stop_after_tokens
                 if wanted is not None and len(outcome.tokens) >= wanted:
                     how = "stopped"

@@ -40,22 +40,24 @@ FROM_PREFILL = {(SENDER, moment) for moment in ("first_token", "blocks", "commit
 
 
 def wrong_with_outcome(plan: Plan, outcome: Outcome) -> list[str]:
-    name, answer = outcome.plan.name, outcome.answer
+    name, answers = outcome.plan.name, outcome.answers
     found = []
     if len(outcome.ends) != 1:
         return [f"{name} ended {len(outcome.ends)} times: {outcome.ends}"]
-    if outcome.tokens != answer[: len(outcome.tokens)]:
-        found.append(f"{name} got {outcome.tokens}, not the beginning of {answer}")
-    how = outcome.ends[0]
-    if how == "finished" and (outcome.tokens != answer or not outcome.done):
-        found.append(f"{name} finished with {len(outcome.tokens)} of {len(answer)} tokens")
+    for choice, answer in enumerate(answers):
+        said = outcome.said.get(choice, [])
+        if said != answer[: len(said)]:
+            found.append(f"{name}, choice {choice}, got {said}, not the beginning of {answer}")
+    how, tokens = outcome.ends[0], sum(map(len, answers))
+    if how == "finished" and (len(outcome.tokens) != tokens or len(outcome.done) != len(answers)):
+        found.append(f"{name} finished with {len(outcome.tokens)} of {tokens} tokens, {len(outcome.done)} choices done")
     if how == "cancelled" and outcome.plan.cancel_after_s is None:
         found.append(f"{name} was cancelled, and its client never left")
     if how == "failed" and not _excused(plan, outcome):
         found.append(f"{name} failed without an excuse: {outcome.error!r}")
     if outcome.orchestrator is not None and how != "lost":
         paused_s = outcome.orchestrator.paused_s - outcome.paused_s
-        reading_s = outcome.plan.read_delay_s * (len(answer) + 1)
+        reading_s = outcome.plan.read_delay_s * (tokens + len(answers))
         allowed_s = outcome.plan.budget_s + paused_s + reading_s + LATE_S
         if outcome.ended_s - outcome.started_s > allowed_s:
             took_s = outcome.ended_s - outcome.started_s

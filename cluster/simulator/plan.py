@@ -39,6 +39,7 @@ class RequestPlan(msgspec.Struct, frozen=True):
     """The client has all that it wants after so many tokens."""
     read_delay_s: float = 0.0
     """A slow client waits so long between two outputs."""
+    choices: int = 1
 
 
 class FaultKind(StrEnum):

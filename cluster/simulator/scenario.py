@@ -93,6 +93,7 @@ def _request(
         cancel_after_s=random.random() * 0.4 if random.random() < 0.2 else None,
         stop_after_tokens=random.randint(1, new_tokens) if random.random() < 0.1 else None,
         read_delay_s=0.05 if random.random() < 0.05 else 0.0,
+        choices=2 + prompt[-1] % 3 if prompt[-1] % 6 == 0 else 1,
     )
 
 
