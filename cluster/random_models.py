@@ -28,6 +28,11 @@ BASE: dict[str, Any] = {
 }
 
 
+LEFT_OUT = object()
+"""Of BASE: the architecture's own default stands, or it has no such field."""
+OWN_HEADS = {"head_dim": LEFT_OUT}
+
+
 @dataclass(frozen=True)
 class RandomModel:
     model_type: str
@@ -57,11 +62,11 @@ RANDOM_MODELS: dict[str, RandomModel] = {
     ),
     "mistral": RandomModel("mistral", {"sliding_window": None}),
     "mistral, window": RandomModel("mistral", {"sliding_window": 20}),
-    "qwen2": RandomModel("qwen2", {"head_dim": None}),
+    "qwen2": RandomModel("qwen2", OWN_HEADS),
     "qwen2, YaRN": RandomModel(
         "qwen2",
         {
-            "head_dim": None,
+            "head_dim": LEFT_OUT,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 500.0,
@@ -71,7 +76,7 @@ RANDOM_MODELS: dict[str, RandomModel] = {
         },
     ),
     "qwen2, upper windows": RandomModel(
-        "qwen2", {"head_dim": None, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+        "qwen2", {"head_dim": LEFT_OUT, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
     ),
     "qwen3": RandomModel("qwen3", {"tie_word_embeddings": True}),
     "qwen3, bias": RandomModel("qwen3", {"attention_bias": True}),
@@ -81,10 +86,27 @@ RANDOM_MODELS: dict[str, RandomModel] = {
     ),
 }
 
+FOREIGN_MODELS: dict[str, RandomModel] = {
+    "gemma": RandomModel("gemma", {}),
+    "gemma2, windows and soft caps": RandomModel("gemma2", {"sliding_window": 20, "attn_logit_softcapping": 20.0}),
+    "gemma3, windows": RandomModel("gemma3_text", {"sliding_window": 20, "rope_parameters": LEFT_OUT}),
+    "phi": RandomModel("phi", {"head_dim": LEFT_OUT}),
+    "phi3": RandomModel("phi3", OWN_HEADS),
+    "gpt_neox": RandomModel("gpt_neox", {"head_dim": LEFT_OUT, "num_key_value_heads": LEFT_OUT}),
+    "gpt2": RandomModel(
+        "gpt2", {"head_dim": LEFT_OUT, "num_key_value_heads": LEFT_OUT, "n_positions": 512, "rope_parameters": LEFT_OUT}
+    ),
+    "olmo2": RandomModel("olmo2", OWN_HEADS),
+    "granite": RandomModel("granite", {"head_dim": LEFT_OUT, "attention_multiplier": 0.2, "residual_multiplier": 0.7}),
+    "mixtral, experts": RandomModel("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+}
+"""Architectures without a decoder here, which transformers' modules compute."""
+
 
 def write_random_model(model: RandomModel, folder: Path) -> PreTrainedModel:
     """Saved in `folder` as float32 safetensors, and returned. Norms and biases are random, too."""
-    settings = {key: value for key, value in (BASE | model.changes).items() if key != "head_dim" or value is not None}
+    left_out = {key for key, value in model.changes.items() if value is LEFT_OUT}
+    settings = {key: value for key, value in (BASE | model.changes).items() if key not in left_out}
     torch.manual_seed(SEED)
     made: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model.model_type, **settings), dtype=torch.float32

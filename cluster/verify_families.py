@@ -23,7 +23,7 @@ from rich.table import Table
 
 import decode_nodes.engine
 import prefill_nodes.engine
-from cluster.random_models import RANDOM_MODELS, RandomModel, write_random_model
+from cluster.random_models import FOREIGN_MODELS, RANDOM_MODELS, RandomModel, write_random_model
 from cluster.verify_cases import parity_cases
 from cluster.verify_logits import TOLERANCE, LogitsReport, compare_logits
 from cluster.verify_parity import Members, TokensReport, compare_tokens
@@ -169,9 +169,10 @@ def show(reports: list[FamilyReport], console: Console) -> bool:
 
 async def compare_all(console: Console, every: int = 1) -> list[FamilyReport]:
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("families", total=len(RANDOM_MODELS))
+        models = RANDOM_MODELS | FOREIGN_MODELS
+        task = bar.add_task("families", total=len(models))
         reports = []
-        for name, model in RANDOM_MODELS.items():
+        for name, model in models.items():
             reports.append(await compare_family(name, model, bar, every))
             bar.advance(task)
     return reports

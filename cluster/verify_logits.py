@@ -17,11 +17,10 @@ from cluster.random_models import RANDOM_MODELS, write_random_model
 from cluster.verify_reference import greedy_context
 from kvcache.memory import BlockMemory
 from kvcache.storage import paged_view
-from pipelines.models.config import DecoderConfig, read_config
+from pipelines.models.config import ModelConfig, read_config
 from pipelines.models.conversion import LINKED_GGUF_FILE, convert_gguf
-from pipelines.models.weights import open_weights
-from pipelines.runtime.compiled_decoder import CompiledDecoder
 from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.decoders import build_decoder
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.step import build_step
 
@@ -98,15 +97,13 @@ def compare_random_model(engine: EngineConfig) -> LogitsReport:
 
 
 def our_logits(
-    config: DecoderConfig, engine: EngineConfig, prompts: list[NDArray[np.int64]]
+    config: ModelConfig, engine: EngineConfig, prompts: list[NDArray[np.int64]]
 ) -> list[NDArray[np.float32]]:
     """Per prompt [tokens, vocab], each computed in one step."""
     layout = layout_of(engine)
     blocks = range(-(-max(map(len, prompts)) // engine.block_tokens))
     memory = BlockMemory.create(len(blocks), layout.block_bytes)
-    decoder = CompiledDecoder(
-        config, open_weights(Path(engine.model_path)), paged_view(memory, layout), engine.threads, max(PROMPT_LENGTHS)
-    )
+    decoder = build_decoder(config, engine, paged_view(memory, layout), max(PROMPT_LENGTHS))
     try:
         found = []
         for prompt in prompts:

@@ -1,7 +1,7 @@
 """The shape of a decoder, read from a checkpoint's config.json. No weights are opened here, and torch is not needed.
 
 Field names follow what they measure, not the checkpoint's spelling. Anything that this code would compute wrongly
-(another architecture, another rope scaling, another activation) is refused here, by name.
+(another rope scaling, another activation) is refused here, by name; another architecture is `foreign_config.py`'s.
 """
 
 import json
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pipelines.models.registry import Family, family_of
+from pipelines.models.foreign_config import ForeignConfig, parse_foreign
+from pipelines.models.registry import FAMILIES, Family
 from pronghorn.errors import ConfigurationError
 
 CONFIG_FILE = "config.json"
@@ -79,7 +80,11 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     """Of each layer: whether queries and keys are turned by position."""
 
 
-def read_config(folder: Path) -> DecoderConfig:
+ModelConfig = DecoderConfig | ForeignConfig
+"""Of a model that the decoders of this project compute, or of one that `transformers` computes."""
+
+
+def read_config(folder: Path) -> ModelConfig:
     """Raises ConfigurationError where config.json is missing, damaged or asks for something unsupported."""
     path = folder / CONFIG_FILE
     try:
@@ -100,11 +105,17 @@ def read_config(folder: Path) -> DecoderConfig:
         raise ConfigurationError(f"{path} is damaged: {error}") from None
 
 
-def parse_config(raw: dict[str, Any]) -> DecoderConfig:
+def parse_config(raw: dict[str, Any]) -> ModelConfig:
     """Raises KeyError for a missing field and ConfigurationError for what is not supported."""
     architectures = raw.get("architectures") or [f"unnamed ({raw.get('model_type', 'no model_type')})"]
     architecture = str(architectures[0])
-    family = family_of(architecture)
+    if architecture not in FAMILIES:
+        return parse_foreign(architecture, raw)
+    return parse_native(architecture, raw)
+
+
+def parse_native(architecture: str, raw: dict[str, Any]) -> DecoderConfig:
+    family = FAMILIES[architecture]
     _refuse_what_differs(raw)
     num_heads = int(raw["num_attention_heads"])
     hidden_size = int(raw["hidden_size"])

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pronghorn.errors import ConfigurationError
-
 Raw = Mapping[str, Any]
 """A config.json."""
 
@@ -66,15 +64,6 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family("Qwen 3", qk_norm=True, windowed=_upper_windows, default_window=4096),
     "SmolLM3ForCausalLM": Family("SmolLM3", windowed=_unturned_windows, rotary=_some_rotary),
 }
-
-
-def family_of(architecture: str) -> Family:
-    """Raises ConfigurationError, naming the architecture and what there is, where it is not supported."""
-    if architecture not in FAMILIES:
-        raise ConfigurationError(
-            f"the model's architecture {architecture!r} is not supported; supported: {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[architecture]
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ class PlainAttention:
     `windows`, one a layer: how many tokens back a token sees, itself among them; None: all.
     """
 
-    def __init__(self, pool: torch.Tensor, windows: Sequence[int | None]) -> None:
+    def __init__(self, pool: torch.Tensor, windows: Sequence[int | None], softcap: float | None = None) -> None:
+        """With `softcap` scores are bent into -softcap to softcap by tanh (Gemma 2)."""
         self._pool = pool
         self._windows = windows
+        self._softcap = softcap
         self._block_tokens = pool.shape[4]
 
     def attend(
@@ -58,6 +60,8 @@ class PlainAttention:
         flat = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context].to(query)
         keys, values = flat.repeat_interleave(query.shape[1] // flat.shape[1], dim=1)
         scores = torch.einsum("thd,hcd->htc", query, keys) * query.shape[-1] ** -0.5
+        if self._softcap is not None:
+            scores = (scores / self._softcap).tanh() * self._softcap
         positions = torch.arange(context, device=query.device)
         back = positions[context - query.shape[0] :, None] - positions[None]  # [T, context] how far behind its row
         visible = (back >= 0) & (back < (window or context))

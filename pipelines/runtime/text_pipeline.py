@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 from kvcache.memory import BlockMemory
 from kvcache.storage import paged_view
 from pipelines.models.config import read_config
-from pipelines.models.decoder import PlainDecoder
-from pipelines.models.weights import open_weights
-from pipelines.runtime.attention import PlainAttention
-from pipelines.runtime.compiled_decoder import CompiledDecoder
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.constraints import Constraints
+from pipelines.runtime.decoders import build_decoder
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.logits_processors import load_processors
 from pipelines.runtime.request_failures import RequestFailures
@@ -32,7 +29,7 @@ from pipelines.types.pipeline import Pipeline
 from pipelines.types.sampled_token import SampledToken
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
-from pronghorn.errors import ConfigurationError, InternalError, InvalidRequest, PronghornError
+from pronghorn.errors import InternalError, InvalidRequest, PronghornError
 from pronghorn.ids import RequestID
 
 __all__ = ["BlockTables", "TextGenerationPipeline", "layout_of"]
@@ -41,13 +38,6 @@ __all__ = ["BlockTables", "TextGenerationPipeline", "layout_of"]
 class BlockTables(Protocol):
     def table(self, owner: RequestID) -> Sequence[int]:
         """Block ids in position order, enough for the active window of a context in the batch."""
-
-
-class Decoder(Protocol):
-    def logits(self, step: Step) -> NDArray[np.float32]:
-        """[rows sampled, vocab] float32. Writes the step's keys and values into the pool."""
-
-    def close(self) -> None: ...
 
 
 class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGenerationOutput]):
@@ -67,19 +57,7 @@ class TextGenerationPipeline(Pipeline[TextGenerationInputs[TextContext], TextGen
         self._tables = tables
         self._constraints = Constraints(folder, model.vocab_size)
         self._pool = paged_view(memory, self.layout)
-        weights = open_weights(folder)
-        self._decoder: Decoder
-        if config.device == "cpu":
-            self._decoder = CompiledDecoder(model, weights, self._pool, config.threads, self.max_length)
-        else:
-            self._decoder = PlainDecoder(
-                model,
-                weights,
-                PlainAttention(self._pool, model.windows),
-                device=_usable(config.device),
-                dtype=self._pool.dtype,
-                max_length=self.max_length,
-            )
+        self._decoder = build_decoder(model, config, self._pool, self.max_length)
 
     @property
     def max_batch_size(self) -> int:
@@ -195,12 +173,3 @@ def _canary_step(first: int, end: int, block_tokens: int) -> Step:
         tables=np.arange(-(-end // block_tokens))[None],
         sample_rows=np.array([end - first - 1]),
     )
-
-
-def _usable(device: str) -> str:
-    """Raises ConfigurationError where torch cannot compute on `device`."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigurationError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device

@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from cluster.random_models import RANDOM_MODELS
+from cluster.random_models import FOREIGN_MODELS, RANDOM_MODELS
 from cluster.verify_families import SHORT_STORAGE
 from cluster.verify_logits import TOLERANCE
 from pipelines.models.registry import FAMILIES, GGUF_ARCHITECTURES
@@ -47,7 +47,24 @@ def page() -> str:
         rows.append(
             f"| `{architecture}` | {family.title} | {', '.join(f'`{k}`' for k in kinds)} | {'; '.join(shapes)} |"
         )
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + foreign()
+
+
+def foreign() -> str:
+    names = "\n".join(f"- {name}" for name in FOREIGN_MODELS)
+    return f"""
+## Others
+
+A decoder-only architecture that is none of these is computed by `transformers`' own modules, with attention over the
+same paged cache, prefill and decode apart as ever: right, and slower. Its weights are float32; `--dtype` is that of keys and
+values. Held to transformers in the same way, each with random weights:
+
+{names}
+
+What keeps another state than the keys and values of standard attention is refused at start, by name: recurrent state,
+compressed keys and values, encoders, attention that cannot be replaced, rope scalings that depend on the longest
+sequence of a batch, quantised checkpoints.
+"""
 
 
 if __name__ == "__main__":

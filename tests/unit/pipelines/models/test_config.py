@@ -12,6 +12,7 @@ from pipelines.models.config import (
     parse_config,
     read_config,
 )
+from pipelines.models.foreign_config import ForeignConfig
 from pronghorn.errors import ConfigurationError
 
 RAW: dict[str, Any] = {
@@ -33,7 +34,7 @@ LLAMA3 = {
 
 
 def test_what_a_checkpoint_leaves_out_is_derived() -> None:
-    config = parse_config(RAW)
+    config = of("LlamaForCausalLM")
     assert (config.head_dim, config.rope_theta, config.rope_scaling) == (16, 50000.0, None)
     assert not config.tied_embeddings
     assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
@@ -43,17 +44,27 @@ def test_what_a_checkpoint_leaves_out_is_derived() -> None:
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 def test_rope_is_read_in_the_spelling_of_transformers_4_and_5(field: str) -> None:
-    assert parse_config(RAW | {field: LLAMA3}).rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 128)
+    assert of("LlamaForCausalLM", **{field: LLAMA3}).rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 128)
     linear = {"type": "linear", "factor": 2.0}
-    assert parse_config(RAW | {field: linear}).rope_scaling == LinearRopeScaling(2.0)
+    assert of("LlamaForCausalLM", **{field: linear}).rope_scaling == LinearRopeScaling(2.0)
 
 
 def test_rope_theta_may_be_nested() -> None:
-    assert parse_config(RAW | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}).rope_theta == 7.0
+    assert of("LlamaForCausalLM", rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
 
 
 def of(architecture: str, **changes: Any) -> DecoderConfig:
-    return parse_config(RAW | {"architectures": [architecture]} | changes)
+    config = parse_config(RAW | {"architectures": [architecture]} | changes)
+    assert isinstance(config, DecoderConfig)
+    return config
+
+
+def test_another_architecture_is_read_in_whatever_spelling() -> None:
+    raw = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+    config = parse_config(raw | {"vocab_size": 100})
+    assert config == ForeignConfig("GPT2LMHeadModel", 100, 3, 4, 4, 16, 128, (None,) * 3)
+    with pytest.raises(ConfigurationError, match="GPT2LMHeadModel.* n_layer "):
+        parse_config({key: value for key, value in raw.items() if key != "n_layer"} | {"vocab_size": 100})
 
 
 def test_qwen2_has_biases_that_its_config_does_not_mention() -> None:
@@ -76,7 +87,7 @@ def test_windows_are_where_each_family_has_them() -> None:
 
 
 def test_yarn_takes_what_it_is_not_told_from_the_model() -> None:
-    scaling = parse_config(RAW | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}).rope_scaling
+    scaling = of("LlamaForCausalLM", rope_scaling={"rope_type": "yarn", "factor": 2.0}).rope_scaling
     assert isinstance(scaling, YarnRopeScaling)
     assert (scaling.original_max_positions, scaling.beta_fast, scaling.beta_slow) == (512, 32.0, 1.0)
     assert scaling.attention_factor == pytest.approx(1.0693, abs=1e-4)
@@ -85,8 +96,15 @@ def test_yarn_takes_what_it_is_not_told_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM.*not a decoder"),
         ({"architectures": None, "model_type": "bert"}, "bert"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "T5.*encoder"),
+        ({"architectures": ["MambaForCausalLM"], "state_size": 16}, "Mamba.*recurrent state"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "DeepseekV3.*compressed"),
+        ({"architectures": ["JambaForCausalLM"], "layer_types": ["mamba", "full_attention"]}, "Jamba.*'mamba'"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}}, "Phi3.*'longrope'"),
+        ({"architectures": ["PhiForCausalLM"], "quantization_config": {"quant_method": "awq"}}, "Phi.*awq"),
+        ({"architectures": ["PhiForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"sliding_window": 128}, "128"),
