@@ -1,28 +1,25 @@
 """The outermost ring of the application: every response has an `X-Request-ID`, every fault becomes a 500 and a log
 line.
 
-The id in the header is the client's own where it sent a usable one, and names nothing inside: requests are told apart
-by ids of our own.
+The id in the header is the client's own where it sent a usable one (`request_id.py`).
 """
 
 import logging
-import re
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.errors import UNFORESEEN, error_response
+from orchestrator.api.request_id import HEADER, usable
 
 log = logging.getLogger(__name__)
 
-_USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-
 
 def header_request_id(headers: Headers) -> str:
-    """What to answer under `X-Request-ID`: the client's value if it is 1 to 128 plain characters, else a fresh one."""
-    given = headers.get("x-request-id", "")
-    return given if _USABLE.fullmatch(given) else uuid.uuid4().hex
+    """What to answer under `X-Request-ID`: the client's value if it is usable, else a fresh one."""
+    given = headers.get(HEADER, "")
+    return given if usable(given) else uuid.uuid4().hex
 
 
 class RequestEdge:
@@ -40,7 +37,7 @@ class RequestEdge:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)
 
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.body import check_fields, parse_object
+from orchestrator.api.request_id import keys, required_usable
 from orchestrator.api.schema import (
     CHAT_NOT_YET,
     COMPLETION_NOT_YET,
@@ -152,9 +153,10 @@ class Preparer:
             raise InvalidRequest("stream_options may only be set when stream is true", param="stream_options")
         deadline = self._deadline(body, arrival)
         target = arrival.headers.get("x-target-endpoint") or body.target_endpoint or None
+        named = zip(requests, keys(required_usable(arrival.headers), len(requests)), strict=True)
         return Prepared(
             answer_id=f"{prefix}-{arrival.request_id}",
-            jobs=[self._job(TextGenerationRequest(**request), deadline, target, body.n) for request in requests],
+            jobs=[self._job(TextGenerationRequest(**request), deadline, target, body.n, key) for request, key in named],
             deadline=deadline,
             stops=body.stops,
             stream=body.stream,
@@ -165,7 +167,12 @@ class Preparer:
         )
 
     def _job(
-        self, request: TextGenerationRequest, deadline: Deadline, target: str | None, num_choices: int
+        self,
+        request: TextGenerationRequest,
+        deadline: Deadline,
+        target: str | None,
+        num_choices: int,
+        key: str | None,
     ) -> GenerationJob:
         context = self._context(request)
         context.num_choices = num_choices
@@ -176,6 +183,7 @@ class Preparer:
             model=request.model_name,
             target_endpoint=target,
             hint=request.dkv_cache_hint,
+            key=key,
         )
 
     def _context(self, request: TextGenerationRequest) -> TextContext:

@@ -17,6 +17,12 @@ def prepare(body: dict, headers: dict[str, str] | None = None, **changes) -> Pre
     return preparer.completion(raw, Arrival("r1", "/v1/completions", headers or {}, 100.0))
 
 
+def test_each_prompt_of_a_request_that_its_client_has_named_has_a_key() -> None:
+    named = prepare({"prompt": ["a", "b"]}, {"x-request-id": "mine"}).jobs
+    assert [job.key for job in named] == ["mine", "mine#1"]
+    assert [job.key for job in prepare({"prompt": ["a", "b"]}).jobs] == [None, None]
+
+
 @pytest.mark.conformance(36, 44)
 def test_headers_win_over_the_body() -> None:
     body = {"target_endpoint": "prefill-1", "timeout": 5, "cache_salt": "b"}

@@ -85,6 +85,15 @@ async def test_the_clients_request_id_comes_back_and_names_nothing_inside() -> N
     response = await served.chat(headers={"X-Request-ID": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1"
     assert str(served.generator.job.context.request_id) != "mine-1"
+    assert served.generator.job.key == "mine-1"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "<script>"])
+async def test_a_request_id_out_of_bounds_is_refused_by_name(given: str) -> None:
+    response = await Served().chat(headers={"X-Request-ID": given})
+    error = error_of(response, 400)
+    assert error["param"] == "X-Request-ID"
+    assert "1 to 128" in error["message"]
 
 
 @pytest.mark.conformance(67)
