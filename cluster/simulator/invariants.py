@@ -9,6 +9,7 @@ from cluster.simulator.clients import Outcome
 from cluster.simulator.hosts import BLOCK_TOKENS, Hosts, SimNode, SimOrchestrator
 from cluster.simulator.plan import RECEIVER, SENDER, Fault, FaultKind, Plan
 from pipelines.runtime.batching import blocks_for
+from pipelines.types.frames import POISONOUS_DEATHS
 from pronghorn.errors import (
     ClientError,
     DeadlineExceeded,
@@ -16,6 +17,7 @@ from pronghorn.errors import (
     InsufficientBlocks,
     InternalError,
     Overloaded,
+    PoisonRequest,
     PronghornError,
 )
 from pronghorn.ledger import STANDING
@@ -32,6 +34,11 @@ AT_REST = (
 HARMLESS = {
     *(FaultKind.TAMPER, FaultKind.REDIS_AWAY, FaultKind.REDIS_FLUSHED, FaultKind.DROP_CACHES, FaultKind.JOIN),
 }
+DEADLY = {
+    *(FaultKind.KILL, FaultKind.KILL_ENGINE, FaultKind.PAUSE, FaultKind.PAUSE_ENGINE),
+    *(FaultKind.BREAK, FaultKind.CUT, FaultKind.CUT_BOTH),
+}
+"""What may be taken for the death of a node: a connection that breaks looks the same until the node is heard of."""
 FROM_ORCHESTRATOR = {(SENDER, "submit"), (SENDER, "abort"), (RECEIVER, "outputs")}
 FROM_PREFILL = {(SENDER, moment) for moment in ("first_token", "blocks", "commit")} | {(RECEIVER, "ask")}
 
@@ -79,18 +86,22 @@ def _excused(plan: Plan, outcome: Outcome) -> bool:
         case Overloaded():
             return _crowded(plan)
         case DeadlineExceeded():
-            return bool(plan.faults) or outcome.plan.budget_s < GENEROUS_S
+            slow = any(fault.kind is FaultKind.SLOW for fault in plan.faults)
+            return outcome.plan.budget_s < GENEROUS_S or slow or (bool(plan.faults) and not _another_can(plan))
+        case PoisonRequest():
+            return sum(fault.kind in DEADLY for fault in plan.faults) >= POISONOUS_DEATHS
         case InsufficientBlocks():
             needed = blocks_for(len(outcome.plan.prompt) + outcome.plan.new_tokens, BLOCK_TOKENS)
             return needed > min(n.num_blocks for n in plan.nodes)
         case PronghornError():
             if outcome.plan.target_endpoint is not None:
                 return bool(plan.faults)
-            return serious and (bool(outcome.tokens) or not _another_can(plan))
+            # A stream waits for a node: whatever was broken is whole again before its budget is spent.
+            return serious and not outcome.tokens and not _another_can(plan)
 
 
 def _another_can(plan: Plan) -> bool:
-    """Whether a request that has no token yet must be served by another decode node: one fault, and not on an
+    """Whether a request must be served by another decode node, in mid-stream as well: one fault, and not on an
     orchestrator."""
     if len(plan.faults) != 1 or plan.max_attempts < 2:
         return False

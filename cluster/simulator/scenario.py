@@ -13,6 +13,8 @@ from cluster.simulator.plan import RECEIVER, SENDER, Fault, FaultKind, NodePlan,
 MOMENTS = ("submit", "ask", "first_token", "blocks", "commit", "outputs", "abort")
 LOAD_S = 2.5
 """Within which all requests come."""
+LONGEST_TOKENS = 28
+"""Of an answer: long enough that most faults come in the middle of one, short enough for the smallest plain pool."""
 
 
 def plan_of(seed: int) -> Plan:
@@ -23,7 +25,7 @@ def plan_of(seed: int) -> Plan:
     tight = random.random() < 0.4
     nodes = [_node(random, "prefill", i, tight) for i in range(prefill)]
     nodes += [_node(random, "decode", i, tight) for i in range(decode)]
-    requests = _requests(random, nodes, orchestrators)
+    requests = _requests(random, nodes, orchestrators, 12 if tight else LONGEST_TOKENS)
     crowded = random.random() < 0.2
     return Plan(
         seed=seed,
@@ -64,21 +66,29 @@ def _node(random: Random, role: Any, index: int, tight: bool) -> NodePlan:
 # --- load -------------------------------------------------------------------------------------------------------------
 
 
-def _requests(random: Random, nodes: list[NodePlan], orchestrators: list[str]) -> list[RequestPlan]:
+def _requests(
+    random: Random, nodes: list[NodePlan], orchestrators: list[str], longest_tokens: int
+) -> list[RequestPlan]:
     shared = [random.randrange(VOCAB_SIZE) for _ in range(24)]
     burst = random.random() < 0.4
     return [
-        _request(random, f"request-{i}", shared, nodes, orchestrators, 0.1 if burst else LOAD_S)
+        _request(random, f"request-{i}", shared, nodes, orchestrators, 0.1 if burst else LOAD_S, longest_tokens)
         for i in range(random.randint(3, 14))
     ]
 
 
 def _request(
-    random: Random, name: str, shared: list[int], nodes: list[NodePlan], orchestrators: list[str], within_s: float
+    random: Random,
+    name: str,
+    shared: list[int],
+    nodes: list[NodePlan],
+    orchestrators: list[str],
+    within_s: float,
+    longest_tokens: int,
 ) -> RequestPlan:
     head = shared[: random.choice((0, 0, 8, 16, 24))]
     prompt = head + [random.randrange(VOCAB_SIZE) for _ in range(random.randint(1, 12))]
-    new_tokens = random.randint(1, 12)
+    new_tokens = random.randint(1, 12) if random.random() < 0.5 else random.randint(1, longest_tokens)
     prefill = [n.name for n in nodes if n.role == "prefill"]
     return RequestPlan(
         name=name,
