@@ -30,6 +30,8 @@ _LARGEST_PENALISED = 1e30
 """An extreme repetition penalty moves a logit no further than this, so that differences stay finite in float32."""
 _TRIES = 64
 """Tokens that may be drawn and refused by a gate at one place. More than a few never were."""
+_ROWS_AT_ONCE = 32
+"""Rows of a prompt whose log probabilities are found together: each takes some times its own memory meanwhile."""
 _USUALLY_ENOUGH = 1024
 """Tokens that hold top_p of the probability, nearly always."""
 
@@ -105,7 +107,14 @@ def _sample(context: TextContext, logits: NDArray[np.float32], params: SamplingP
 
 def prompt_log_probabilities(logits: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> LogProbabilities:
     """Of `tokens` [n], each under its row of `logits` [n, vocab]: what the model thought of the prompt that it read."""
-    return _log_probabilities(logits, tokens.tolist(), top)
+    whole = LogProbabilities([], [], [])
+    for first in range(0, len(tokens), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        part = _log_probabilities(logits[rows], tokens[rows].tolist(), top)
+        whole.token_log_probabilities += part.token_log_probabilities
+        whole.top_log_probabilities += part.top_log_probabilities
+        whole.sampled_token_ids += part.sampled_token_ids
+    return whole
 
 
 def _adjusted(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -67,6 +68,62 @@ def test_the_first_token_has_log_probabilities_too(client: openai.OpenAI) -> Non
     chunks = client.chat.completions.create(**options, logprobs=True, top_logprobs=3, stream=True)
     told = [entry for c in chunks if c.choices and c.choices[0].logprobs for entry in c.choices[0].logprobs.content]
     assert [entry.token for entry in told] == [entry.token for entry in content]
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "stop": {"stop": ["er", "th"]},
+    "logit_bias": {"logit_bias": {"28": -100, "30": 2}},
+    "penalties": {"frequency_penalty": 1.0, "presence_penalty": 0.5, "extra_body": {"repetition_penalty": 1.2}},
+    "min_p": {"temperature": 1.0, "seed": 3, "extra_body": {"min_p": 0.05, "top_k": 50}},
+    "min_tokens": {"extra_body": {"min_tokens": 9, "stop_token_ids": [30, 28, 198]}},
+    "ignore_eos": {"extra_body": {"ignore_eos": True}},
+    "thinking_temperature": {"extra_body": {"thinking_temperature": 1.5}},
+    "n": {"n": 3, "temperature": 1.0, "seed": 5},
+    "echo": {"echo": True, "logprobs": 2},
+}
+
+
+@pytest.mark.conformance(58, 62)
+@pytest.mark.parametrize("feature", BODIES)
+def test_a_stream_of_several_prompts_says_what_the_whole_answer_says(client: openai.OpenAI, feature: str) -> None:
+    prompts = ["Once upon a time", "The capital of France is", "def main():"]
+    options: dict[str, Any] = {"model": MODEL, "prompt": prompts, "max_tokens": 12, "temperature": 0, **BODIES[feature]}
+    whole = client.completions.create(**options)
+    texts = dict.fromkeys(range(len(whole.choices)), "")
+    logprobs: dict[int, list[Any]] = {i: [] for i in texts}
+    ends: dict[int, str] = {}
+    usage = None
+    for chunk in client.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            logprobs[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+            if choice.finish_reason:
+                ends[choice.index] = choice.finish_reason
+    assert [texts[choice.index] for choice in whole.choices] == [choice.text for choice in whole.choices]
+    assert [ends[choice.index] for choice in whole.choices] == [choice.finish_reason for choice in whole.choices]
+    for choice in whole.choices:
+        told = choice.logprobs.token_logprobs if choice.logprobs else []
+        assert logprobs[choice.index] == pytest.approx(told, abs=1e-4)
+    assert usage is not None and usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_chat_takes_tokens_and_gives_tokens_and_the_newer_limit_wins(cluster: RunningCluster) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "unused"}],
+        "prompt_tokens": PROMPTS[0],
+        "max_tokens": 9,
+        "max_completion_tokens": 4,
+        "detokenize": False,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=120).json()
+    (choice,) = answer["choices"]
+    assert (len(choice["token_ids"]), choice["message"]["content"]) == (4, "")
+    assert answer["usage"]["prompt_tokens"] == len(PROMPTS[0])
 
 
 def test_every_feature_is_equal_apart_and_in_one_process(cluster: RunningCluster) -> None:
