@@ -203,6 +203,10 @@ class DecodeScheduler:
             insert_by_arrival(self._waiting, sequence)
         return sequence, output
 
+    def _unborn_choices(self) -> int:
+        """Those that will fork off what is held, and may have to wait then."""
+        return sum(s.context.num_choices - 1 for s in self._attempts if s.family is None)
+
     def _family_of(self, fence: Fence) -> list[Sequence]:
         """All that is held under a request's fence."""
         family = self._families.get(fence.request_id)
@@ -257,11 +261,9 @@ class DecodeScheduler:
         )
         if self._too_long(sequence):
             self._refuse(command.fence, self._never_fits(sequence))
-        elif len(self._waiting) >= self._config.max_waiting:
-            waiting = (
-                f"{len(self._waiting)} requests wait for this decode node already (bound {self._config.max_waiting})"
-            )
-            self._refuse(command.fence, Overloaded(waiting, retry_after_s=RETRY_AFTER_S))
+        elif (waiting := len(self._waiting) + self._unborn_choices()) >= self._config.max_waiting:
+            text = f"{waiting} sequences wait for this decode node already (bound {self._config.max_waiting})"
+            self._refuse(command.fence, Overloaded(text, retry_after_s=RETRY_AFTER_S))
         else:
             self._attempts.add(sequence)
             self._waiting.append(sequence)

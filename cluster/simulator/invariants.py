@@ -115,7 +115,7 @@ GENEROUS_S = 10.0
 
 
 def _crowded(plan: Plan) -> bool:
-    count = len(plan.requests)
+    count = sum(request.choices for request in plan.requests)
     bounds = [plan.max_in_flight + plan.max_queue, *(n.max_waiting for n in plan.nodes)]
     return count >= min([*bounds, *(n.max_in_flight for n in plan.nodes)])
 

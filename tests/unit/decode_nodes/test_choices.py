@@ -159,3 +159,15 @@ def test_a_sibling_token_outside_the_vocabulary_is_refused() -> None:
     engine.send(Adopt(one, FIRST, None, [SampledToken(VOCAB_SIZE)]))
     assert isinstance(engine.last_word_of(one), Failed)
     assert at_rest(engine)
+
+
+def test_choices_that_are_still_to_come_count_as_waiting() -> None:
+    engine = play(max_waiting=4)
+    one = admit(engine, 5)
+    engine.send(Admit(fence("other"), canary_context(PROMPT, 3, request_id="other"), 60.0, prefill_here=True))
+    refused = engine.last_word_of(fence("other"))
+    assert isinstance(refused, Failed) and refused.error.kind == "Overloaded"
+    assert "4" in refused.error.message
+    adopt(engine, one, 5)
+    engine.run()
+    assert [said(engine, choice) for choice in range(5)] == [expected(choice, 6)[1:] for choice in range(5)]
