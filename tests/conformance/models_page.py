@@ -56,8 +56,8 @@ def foreign() -> str:
 ## Others
 
 A decoder-only architecture that is none of these is computed by `transformers`' own modules, with attention over the
-same paged cache, prefill and decode apart as ever: right, and slower. Its weights are float32; `--dtype` is that of keys and
-values. Held to transformers in the same way, each with random weights:
+same paged cache, prefill and decode apart as ever: right, and slower. Its weights are float32; `--dtype` is that of
+keys and values. Held to transformers in the same way, each with random weights:
 
 {names}
 
