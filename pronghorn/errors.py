@@ -12,7 +12,7 @@
     |   +-- Overloaded                  429   a bounded queue is full; Retry-After
     |   +-- Unavailable                 503   no node can take it; Retry-After
     |   |   +-- NodeLost                503   the stream to the node broke or fell silent
-    |   |   +-- NodeRefused             503   the node said no before starting
+    |   |   +-- NodeRefused             503   the node says no: before starting, or because it leaves
     |   |   +-- HandshakeRefused        503   version, layout, seed or incarnation differ
     |   |   +-- TransferFailed          503   blocks did not arrive whole
     |   |   +-- NoPrefill               503   no prefill node can be asked, and decode has no room to compute the prompt

@@ -201,8 +201,9 @@ class NodeShell:
     def leave(self, grace_s: float) -> None:
         """Begin to leave: out of the registry, no new work, at most `grace_s` for what runs, then stop.
 
-        What runs still when the time is up is handed back to whoever asked for it, as NodeLost (`draining`). There is
-        one drain, however often it is asked for; the shortest time counts.
+        What runs still when the time is up is handed back to whoever asked for it, as NodeRefused (`draining`): no
+        death of a node, and no fault of the request's. There is one drain, however often it is asked for; the shortest
+        time counts.
         """
         if self.state in (NodeState.SERVING, NodeState.DRAINING):
             self._grace.within(grace_s)
@@ -228,7 +229,7 @@ class NodeShell:
         if not await self._grace.wait(self._work.at_rest()):
             log.warning("node %s hands back %d that are still in flight", self.name, self._work.in_flight)
             self.counters.count("handed_back", n=self._work.in_flight)
-            self._work.fail_all(NodeLost(f"node {self.name} has left while this ran on it", code="draining"))
+            self._work.fail_all(NodeRefused(f"node {self.name} has left while this ran on it", code="draining"))
         await self.stop()
         if self._dismissed:
             self.when_dismissed()

@@ -20,6 +20,7 @@ from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
 from pipelines.node.config import NodeConfig
+from pipelines.node.shell import NodeState
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import EngineParts
 from pipelines.runtime.port import EnginePort
@@ -214,6 +215,7 @@ class Rig:
         self.clock = SystemClock()
         self.registry = MemoryRegistry(self.clock)
         self.prefill_nodes: list[PrefillNode] = []
+        self.engines: dict[str, CanaryEngine] = {}
         self._stack = stack
         self._owner = Owner("rig")
         stack.push_async_callback(self._owner.stop, 1.0)
@@ -236,6 +238,7 @@ class Rig:
         self, name: str = "prefill-1", *, seed: bytes = SEED, **engine: Any
     ) -> tuple[PrefillNode, CanaryEngine]:
         canary = CanaryEngine(self.node_config(**engine).engine, PrefillScheduler)
+        self.engines[name] = canary
         node = await self.prefill_over(canary.port, name, seed, **engine)
         self._stack.callback(canary.open_gates)  # a held engine could not stop
         return node, canary
@@ -244,6 +247,7 @@ class Rig:
         self, name: str = "decode-1", *, seed: bytes = SEED, stall_timeout_s: float = 0.5, **engine: Any
     ) -> tuple[DecodeNode, CanaryEngine]:
         canary = CanaryEngine(self.node_config(**engine).engine, DecodeScheduler)
+        self.engines[name] = canary
         node = await self.decode_over(canary.port, name, seed, stall_timeout_s, **engine)
         self._stack.callback(canary.open_gates)  # a held engine could not stop
         return node, canary
@@ -368,6 +372,8 @@ async def at_rest(*nodes: Node) -> None:
 
 def _rests(node: Node) -> bool:
     load = node.shell.link.load
+    if node.shell.state is NodeState.STOPPED:  # its engine is gone, and with it what it said last
+        return node.in_flight == 0
     return node.in_flight == 0 and load.held_blocks == load.waiting == load.running == load.awaiting_blocks == 0
 
 

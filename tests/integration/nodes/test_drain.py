@@ -65,7 +65,7 @@ async def test_what_runs_still_when_the_grace_is_over_is_handed_back_to_be_gone_
     await ask(rig, decode, grace_s=0.1)
     failure = (await orchestrator.failure(fence)).error
     engine.pipeline.gate.set()
-    assert (failure.kind, failure.code) == ("NodeLost", "draining")
+    assert (failure.kind, failure.code) == ("NodeRefused", "draining")
     assert decode.counters.value("handed_back") == 1
 
 

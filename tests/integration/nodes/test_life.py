@@ -62,7 +62,7 @@ async def test_a_drain_that_takes_too_long_ends_in_typed_errors(rig: Rig) -> Non
         tasks.create_task(decode.drain(0.1))
         failure = await orchestrator.failure(fence)
         engine.pipeline.gate.set()
-    assert failure.error.kind == "NodeLost"
+    assert failure.error.kind == "NodeRefused"
 
 
 async def test_a_draining_prefill_node_lingers_for_hand_overs_that_are_on_their_way(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from pronghorn.errors import EndpointNotFound, NodeLost
 from tests.fakes.canary_engine import canary_context
 from tests.fakes.canary_pipeline import continuation
 from tests.fakes.orchestrator_cluster import config
-from tests.integration.nodes.rig import MODEL, Node, Rig, at_rest, new_rig, orchestrator_identity, prompt
+from tests.integration.nodes.rig import MODEL, Node, Rig, at_rest, holds, new_rig, orchestrator_identity, prompt
 
 NEW_TOKENS = 6
 
@@ -142,6 +142,28 @@ async def test_nobody_hears_of_a_node_that_an_operator_drains(role: str) -> None
         assert leaving.counters.value("handed_back") == 0
         await until_usable(replica, 3)
         assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_what_a_node_hands_back_when_its_time_is_up_goes_on_elsewhere(role: str) -> None:
+    async with cluster(decode_nodes=2, prefill_nodes=2) as (rig, replica, decode):
+        tokens = prompt(4)
+        leaving: Node = decode[0] if role == "decode" else rig.prefill_nodes[0]
+        pipeline = rig.engines[leaving.shell.name].pipeline
+        gone = asyncio.Event()
+        leaving.shell.when_dismissed = gone.set
+        pipeline.gate.clear()  # what it has does not end by itself
+        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(answer(replica, job(rig, tokens))) for _ in range(8)]
+            await holds(leaving)
+            leaving.shell.dismiss(0.1)
+            for got in answers:
+                assert await got == continuation(tokens, NEW_TOKENS)
+            pipeline.gate.set()
+            await gone.wait()
+        assert leaving.counters.value("handed_back") > 0
+        assert replica.counters().get("request_failed.poison", 0) == 0
+        await until_usable(replica, 3)
 
 
 async def dismiss_amid(leaving: Node) -> None:
