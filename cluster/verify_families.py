@@ -134,7 +134,7 @@ async def _pools(engine: EngineConfig) -> AsyncIterator[Members]:
         for each in (prefill, decode):
             await each.start()
             await each.shell.check_health()
-        replica = start_replica(await identify("verify-families", config, registry), config, registry)
+        replica = await start_replica(await identify("verify-families", config, registry), config, registry)
         members = Members(replica, config)
         await members.join()
         yield members

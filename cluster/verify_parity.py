@@ -146,7 +146,7 @@ async def verify(run: Run, state: RunState, quick: bool, all_features: bool, con
     registry = RedisRegistry(orchestrator.redis_url, orchestrator.key_prefix)
     reference = OneProcess(engine)
     identity = await identify("verify-parity", orchestrator, registry)
-    replica = start_replica(identity, orchestrator, registry)
+    replica = await start_replica(identity, orchestrator, registry)
     try:
         ready = await reference.start()
         members = Members(replica, orchestrator)

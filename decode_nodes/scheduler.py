@@ -440,7 +440,10 @@ class DecodeScheduler:
         running, waiting = self._running(), len(self._waiting)
         awaiting_blocks = len(self._attempts) - running - waiting
         gauges = self._replicas.block_gauges()
-        return EngineLoad(waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, **gauges)
+        queued = sum(sequence.uncomputed_tokens for sequence in self._attempts)
+        return EngineLoad(
+            waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, queued_tokens=queued, **gauges
+        )
 
     def held(self, now_s: float) -> list[Held]:
         rows = [

@@ -116,5 +116,11 @@ class Sequence:
         """The newest is the first to be preempted."""
         return self.arrival, self.choice
 
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Of its prompt, where that is computed here."""
+        here = self.state is State.PREFILLING or (self.state is State.WAITING and self.prefill_here)
+        return len(self.context.tokens) - self.context.tokens.processed_length if here else 0
+
     def apply(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]

@@ -1,6 +1,7 @@
 """How a replica is put together to serve: sessions over gRPC, an identity of its own, what its HTTP side is told."""
 
 import importlib.metadata
+from random import Random
 
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
@@ -26,10 +27,11 @@ async def identify(name: str, config: OrchestratorConfig, registry: NodeRegistry
     )
 
 
-def start_replica(identity: Identity, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
-    """A replica that looks for its nodes, within a running event loop."""
+async def start_replica(identity: Identity, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
+    """A replica that looks for its nodes. Raises Unavailable where the registry does not answer."""
+    seed = await registry.cluster_seed()
     connector = GrpcConnector(identity, config.connect_timeout_s, config.send_queue_frames)
-    replica = Replica(config, registry, connector, SystemClock())
+    replica = Replica(config, registry, connector, SystemClock(), seed=seed, random=Random(identity.incarnation))
     replica.start()
     return replica
 

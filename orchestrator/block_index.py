@@ -16,6 +16,7 @@ each event (`sweep`). Above its cap in bytes the index gives up leaf runs that n
 import sys
 from array import array
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from itertools import repeat
 from typing import NamedTuple
 
@@ -175,6 +176,25 @@ class BlockIndex:
                 _take_deepest(run, depth, count, best)
             run = run.parent
         return best
+
+    def depths(self, packed: bytes, holders: Iterable[Incarnation]) -> dict[Incarnation, int]:
+        """As `find`, of these holders alone: for a few of very many."""
+        run, limit = self._deepest(packed)
+        found: dict[Incarnation, int] = {}
+        asked = list(holders)
+        while run is not None and asked:
+            held, left = run.held, []
+            for holder in asked:
+                if (reached := held.get(holder)) is None:
+                    left.append(holder)
+                else:
+                    found[holder] = reached if reached < limit else limit
+            asked, run = left, run.parent
+        return found
+
+    def holds(self, holder: Incarnation, key: int) -> bool:
+        run, depth = self._locate(key)
+        return run is not None and run.held.get(holder, 0) >= depth
 
     def blocks_of(self, holder: Incarnation) -> int:
         return self._blocks_of.get(holder, 0)

@@ -1,7 +1,10 @@
 """What an orchestrator replica is told at its start. Frozen, JSON-able; assembled in `cluster/config.py`."""
 
+from typing import Literal
+
 import msgspec
 
+from kvcache.hashing import HashAlgo
 from pronghorn.errors import ConfigurationError
 
 MEBIBYTE = 1024 * 1024
@@ -45,6 +48,15 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The interface of the operations port; None: the address by which the cluster knows the machine."""
     lease_s: float = 6.0
     """The registry forgets an orchestrator that has not refreshed its row for this long."""
+    policy: str = "kv_aware"
+    """By which nodes are chosen: one of `orchestrator.routing.policies.POLICIES`."""
+    disaggregation: Literal["auto", "always"] = "auto"
+    """Whether a decode node may compute a prompt itself while a prefill node could, where that is predicted to be
+    clearly sooner."""
+    hash_algo: HashAlgo = "sha256"
+    """As the nodes'."""
+    block_index_bytes: int = 256 * MEBIBYTE
+
     heartbeat_timeout_s: float = 1.0
     """A node silent for longer, which are four heartbeats, gets no new work."""
     silence_timeout_s: float = 1.5
@@ -66,6 +78,7 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         positive = (
             "max_length default_deadline_s max_in_flight max_attempts migration_wait_s breaker_failures "
             "breaker_open_s max_prefill_candidates retry_after_s max_request_bytes lease_s heartbeat_timeout_s "
+            "block_index_bytes "
             "silence_timeout_s connect_timeout_s reconnect_min_s relist_period_s send_queue_frames"
         )
         for name in positive.split():

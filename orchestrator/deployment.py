@@ -39,7 +39,7 @@ class OrchestratorDeployment:
         self._registry = RedisRegistry(parsed.redis_url, parsed.key_prefix)
         name = f"{ROLE}-{serve.get_replica_context().replica_tag}"
         identity = await identify(name, parsed, self._registry)
-        self._replica = replica = start_replica(identity, parsed, self._registry)
+        self._replica = replica = await start_replica(identity, parsed, self._registry)
         self._presence = Presence(replica, identity, self._registry, parsed.lease_s)
         await self._presence.start(parsed.operations_host or ray.util.get_node_ip_address())
         measured = MeasuredGenerator(replica, self._presence.requests, SystemClock())

@@ -15,10 +15,13 @@ from orchestrator.admission import Admission
 from orchestrator.breaker import counts_as_failure
 from orchestrator.config import OrchestratorConfig
 from orchestrator.flight import Flight
+from orchestrator.hints import routed_hint
+from orchestrator.holdings import Holdings
 from orchestrator.lifecycle import Effect, Refused, RequestState
 from orchestrator.local_prefill import with_room
 from orchestrator.nodes import Nodes
 from orchestrator.ports import GenerationJob, Sessions
+from orchestrator.prompt_keys import PromptBlocks, PromptKeys
 from orchestrator.request_events import (
     Admitted,
     AttemptFailed,
@@ -47,7 +50,9 @@ from orchestrator.request_events import (
     Wait,
     WaitOver,
 )
-from orchestrator.routing import RequestFacts, Router
+from orchestrator.routing.facts import RequestFacts, Route
+from orchestrator.routing.router import Router
+from orchestrator.routing.speeds import LearnedSpeeds
 from pipelines.types.frames import (
     Abort,
     BlockEvents,
@@ -58,6 +63,7 @@ from pipelines.types.frames import (
     NodeReport,
     Outputs,
     Pulled,
+    ResendBlocks,
     Submit,
 )
 from pipelines.types.text_output import TextGenerationOutput
@@ -88,6 +94,9 @@ class Dispatcher:
         *,
         admission: Admission,
         router: Router,
+        prompts: PromptKeys,
+        holdings: Holdings,
+        speeds: LearnedSpeeds,
         nodes: Nodes,
         sessions: Sessions,
         clock: Clock,
@@ -96,6 +105,9 @@ class Dispatcher:
     ) -> None:
         self._admission = admission
         self._router = router
+        self._prompts = prompts
+        self._holdings = holdings
+        self._speeds = speeds
         self._nodes = nodes
         self._sessions = sessions
         self._clock = clock
@@ -178,8 +190,11 @@ class Dispatcher:
                 for failure in frame.failures:
                     if flight := self._flight_of(failure.fence.request_id):
                         self._post(flight, AttemptFailed(failure.fence, from_record(failure.error)))
-            case Heartbeat() | BlockEvents():
-                pass  # membership has taken what the first says; the second is for an index
+            case BlockEvents():
+                if self._holdings.events(incarnation, frame, self._clock.now_s()):
+                    self._ask_for_blocks(incarnation)
+            case Heartbeat():
+                pass  # see on_heartbeat
             case _:
                 assert_never(frame)
 
@@ -211,6 +226,9 @@ class Dispatcher:
 
     def on_heartbeat(self, report: NodeReport) -> None:
         incarnation = report.incarnation
+        self._speeds.heartbeat(report)
+        if self._holdings.heartbeat(report, self._clock.now_s()):
+            self._ask_for_blocks(incarnation)
         if not report.healthy:
             for flight in list(self._flights.values()):
                 if flight.lifecycle.runs_on(incarnation):
@@ -226,9 +244,15 @@ class Dispatcher:
 
     def on_lost(self, incarnation: Incarnation, reason: str, died: bool) -> None:
         self._nodes.failed(incarnation, self._clock.now_s())
+        self._holdings.lost(incarnation)
+        self._speeds.forget(incarnation)
         for flight in list(self._flights.values()):
             if flight.lifecycle.concerned_by(incarnation):
                 self._post(flight, NodeGone(incarnation, reason, died))
+
+    def _ask_for_blocks(self, incarnation: Incarnation) -> None:
+        with suppress(NodeLost, Overloaded):  # it is asked again with a later frame
+            self._sessions.send(incarnation, ResendBlocks())
 
     def _flight_of(self, request_id: RequestID) -> Flight | None:
         flight = self._flights.get(request_id)
@@ -266,6 +290,8 @@ class Dispatcher:
             self._uneasy[flight.request_id] = flight
         else:
             self._uneasy.pop(flight.request_id, None)
+            if flight.computes is not None:
+                self._nodes.computed(flight.computes)
         for effect in effects:
             self._perform(flight, effect)
 
@@ -327,6 +353,9 @@ class Dispatcher:
             prompt_tokens=flight.progress.tokens,
             target_endpoint=job.target_endpoint,
             avoid=effect.avoid,
+            keys=(blocks := self._blocks(flight)).keys,
+            block_tokens=blocks.block_tokens,
+            session=flight.job.session,
         )
         try:
             route = self._router.choose(facts, usable)
@@ -336,8 +365,26 @@ class Dispatcher:
             self._counters.count("prefill_fallback", "refused")
             return Unroutable(NoPrefill(error.message))
         if bounded and not route.prefill:
-            self._counters.count("prefill_fallback", "local")
+            could = any(view.role == "prefill" and view.unusable is None for view in views)
+            self._counters.count("prefill_here" if could else "prefill_fallback", "sooner" if could else "local")
+        flight.computes = (route.prefill[0] if route.prefill else route.decode).incarnation
+        self._hint(flight, route)
         return Routed(route.decode.name, route.decode.incarnation, route.prefill, route.only_these)
+
+    def _blocks(self, flight: Flight) -> PromptBlocks:
+        """Hashed once a request, whatever becomes of its attempts."""
+        if flight.blocks is None:
+            context = flight.job.context
+            if (layout := self._nodes.layout()) is not None:
+                self._prompts.learn(layout)
+            flight.blocks = self._prompts.blocks(context.tokens.all, context.cache_salt)
+        return flight.blocks
+
+    def _hint(self, flight: Flight, route: Route) -> None:
+        """Tell the node who else holds what of the prompt. What the client knew stays behind what is known here."""
+        assert flight.blocks is not None, "it was routed, so its blocks were named"
+        hint = routed_hint(route.held_blocks, flight.blocks.hashes, self._prompts.name, flight.job.hint)
+        flight.job.context.external_block_metadata = hint
 
     def _dispatch(self, flight: Flight, effect: Dispatch) -> None:
         fence = effect.fence

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.ports import GenerationJob
 from orchestrator.progress import Progress
+from orchestrator.prompt_keys import PromptBlocks
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import PronghornError
 from pronghorn.ids import Incarnation, RequestID
@@ -26,6 +27,9 @@ class Flight:
         self.progress = Progress(job.context)
         self.timer: asyncio.TimerHandle | None = None
         self.wait_timer: asyncio.TimerHandle | None = None
+        self.blocks: PromptBlocks | None = None
+        self.computes: Incarnation | None = None
+        """Which node was given the prompt to compute, in the current attempt."""
         self.asked: tuple[Incarnation, ...] = ()
         """The nodes that the current attempt was sent to, or may ask."""
         self.stranded_at_s: float | None = None

@@ -19,6 +19,7 @@ import msgspec
 
 from kvcache.registry import NodeRecord
 from orchestrator.breaker import Breaker, BreakerPolicy
+from orchestrator.routing.reservation import Reservations
 from pipelines.types.frames import NodeReport
 from pronghorn.ids import Incarnation, NodeName
 
@@ -42,6 +43,9 @@ class NodeView:
     """What it reported, and what this orchestrator sent since."""
     waiting: int
     free_blocks: int
+    total_blocks: int = 0
+    queued_tokens: int = 0
+    """Of prompts, to be computed there: what it reported, and what this orchestrator gave out since."""
     local_prefill_room_tokens: int | None = None
     """Prompt tokens that a decode node would still compute in the stead of prefill nodes."""
 
@@ -69,8 +73,16 @@ class _Node:
 
 
 class Nodes:
-    def __init__(self, model: str, heartbeat_timeout_s: float, breaker_policy: BreakerPolicy | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        heartbeat_timeout_s: float,
+        breaker_policy: BreakerPolicy | None = None,
+        reservations: Reservations | None = None,
+    ) -> None:
+        """`reservations`: what was given out and no heartbeat tells of yet."""
         self._model = model
+        self._reservations = reservations or Reservations()
         self._breaker_policy = breaker_policy or BreakerPolicy()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._nodes: dict[Incarnation, _Node] = {}
@@ -113,6 +125,7 @@ class Nodes:
         if node is None:
             return
         node.session_up, node.trouble, node.running, node.unreported = False, reason, 0, 0
+        self._reservations.forget(incarnation)
         if not node.registered:
             del self._nodes[incarnation]
 
@@ -125,6 +138,7 @@ class Nodes:
         self.heard(incarnation, now_s)
         if node := self._nodes.get(incarnation):
             node.report, node.unreported, node.unreported_local_tokens = report, 0, 0
+            self._reservations.heard(incarnation, now_s)
 
     def dispatched(self, incarnation: Incarnation, local_prefill_tokens: int = 0) -> None:
         """An attempt goes to that node, which is to compute so many tokens of its prompt itself."""
@@ -132,6 +146,10 @@ class Nodes:
             node.running += 1
             node.unreported += 1
             node.unreported_local_tokens += local_prefill_tokens
+
+    def computed(self, incarnation: Incarnation) -> None:
+        """That node computes a prompt of ours no more."""
+        self._reservations.release(incarnation)
 
     def ended(self, incarnation: Incarnation) -> None:
         """One attempt of ours on that node is over, however it ended."""
@@ -192,6 +210,10 @@ class Nodes:
     def names(self) -> set[NodeName]:
         return {node.record.name for node in self._nodes.values()}
 
+    def layout(self) -> dict[str, str] | None:
+        """Of the nodes' blocks: that of any, since nodes of one model that differ refuse each other."""
+        return next((node.record.layout for node in self._nodes.values() if node.record.layout), None)
+
     def views(self, now_s: float) -> list[NodeView]:
         return [self._view(incarnation, node, now_s) for incarnation, node in self._nodes.items()]
 
@@ -208,11 +230,21 @@ class Nodes:
             address=node.record.address,
             incarnation=incarnation,
             unusable=self._unusable(node, now_s),
-            in_flight=max(node.running, (report.in_flight if report else 0) + node.unreported),
+            in_flight=max(node.running, self._in_flight(node, incarnation)),
             waiting=report.waiting if report else 0,
             free_blocks=report.free_blocks if report else 0,
             local_prefill_room_tokens=_local_room(node),
+            total_blocks=report.total_blocks if report else 0,
+            queued_tokens=self._reservations.tokens(incarnation) + (report.queued_tokens if report else 0),
         )
+
+    def _in_flight(self, node: _Node, incarnation: Incarnation) -> int:
+        """What it reported and what was sent since: by each orchestrator as much as by this one, since they all see the
+        same report and decide alike until the next one."""
+        if node.report is None:
+            return node.unreported
+        sent = node.unreported if node.record.role == "decode" else self._reservations.requests(incarnation)
+        return node.report.in_flight + node.report.orchestrators * sent
 
     def _unusable(self, node: _Node, now_s: float) -> str | None:
         if not node.session_up or node.report is None:

@@ -33,6 +33,8 @@ class GenerationJob:
     """The client's `dkv_cache_hint`, as it came. An unusable one is counted and costs a recompute, nothing else."""
     key: str | None = None
     """What the client calls it: as long as it runs, another one of that key is refused with RequestInProgress."""
+    session: str | None = None
+    """What requests of one conversation have in common: the client's `X-Session-ID` or `prompt_cache_key`."""
 
 
 class Generator(Protocol):

@@ -5,16 +5,23 @@ It names the concrete parts of this room and is handed what reaches outside (reg
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from random import Random
 
 from kvcache.registry import NodeRegistry
 from orchestrator.admission import Admission
 from orchestrator.breaker import BreakerPolicy
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
+from orchestrator.holdings import Holdings
 from orchestrator.membership import Membership
 from orchestrator.nodes import Nodes, NodeView
 from orchestrator.ports import GenerationJob, NodeConnector
-from orchestrator.routing import LeastLoadedRouter
+from orchestrator.prompt_keys import PromptKeys
+from orchestrator.routing.pick import Turn
+from orchestrator.routing.policies import Setting, make_policy
+from orchestrator.routing.reservation import Reservations
+from orchestrator.routing.router import PolicyRouter
+from orchestrator.routing.speeds import LearnedSpeeds
 from pipelines.types.frames import NodeReport
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.clock import Clock
@@ -28,17 +35,42 @@ class Replica:
     """Implements `ports.Generator` and `ports.ClusterView`."""
 
     def __init__(
-        self, config: OrchestratorConfig, registry: NodeRegistry, connector: NodeConnector, clock: Clock
+        self,
+        config: OrchestratorConfig,
+        registry: NodeRegistry,
+        connector: NodeConnector,
+        clock: Clock,
+        *,
+        seed: bytes | None = None,
+        random: Random | None = None,
     ) -> None:
+        """`seed` is the cluster's hash seed; without it prompts are routed blind to caches. `random` is of this
+        replica alone, so that replicas do not all begin with the same node."""
         self._config = config
         self._clock = clock
         self._counters = Counters()
         breaker = BreakerPolicy(config.breaker_failures, config.breaker_open_s, 8 * config.breaker_open_s)
-        self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s, breaker)
+        reservations, speeds = Reservations(), LearnedSpeeds()
+        random = random or Random(0)
+        self.holdings = Holdings(config.block_index_bytes, self._counters)
+        prompt_keys = PromptKeys(config.hash_algo, seed if config.prefix_caching else None, config.model_name)
+        setting = Setting(random, speeds.of, lambda: prompt_keys.kv_bytes_per_token, config.disaggregation == "always")
+        self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s, breaker, reservations)
         self.membership = Membership(config, registry, connector, self._nodes, clock, self._counters)
         self.dispatcher = Dispatcher(
             admission=Admission(config.max_in_flight, config.max_queue),
-            router=LeastLoadedRouter(config.max_prefill_candidates, config.retry_after_s),
+            router=PolicyRouter(
+                make_policy(config.policy, setting),
+                self.holdings,
+                reservations,
+                clock,
+                Turn(random),
+                max_prefill_candidates=config.max_prefill_candidates,
+                retry_after_s=config.retry_after_s,
+            ),
+            prompts=prompt_keys,
+            holdings=self.holdings,
+            speeds=speeds,
             nodes=self._nodes,
             sessions=self.membership,
             clock=clock,

@@ -77,6 +77,12 @@ class Prompt:
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.context.tokens)
 
+    @property
+    def uncomputed_tokens(self) -> int:
+        if self.state is not State.WAITING and self.state is not State.COMPUTING:
+            return 0
+        return self.prompt_tokens - self.context.tokens.processed_length
+
     def apply(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
 

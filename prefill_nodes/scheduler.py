@@ -265,7 +265,10 @@ class PrefillScheduler:
         running, waiting = self._computing(), len(self._waiting)
         awaiting_blocks = len(self._attempts) - running - waiting
         gauges = self._replicas.block_gauges()
-        return EngineLoad(waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, **gauges)
+        queued = sum(prompt.uncomputed_tokens for prompt in self._attempts)
+        return EngineLoad(
+            waiting=waiting, running=running, awaiting_blocks=awaiting_blocks, queued_tokens=queued, **gauges
+        )
 
     def held(self, now_s: float) -> list[Held]:
         rows = [

@@ -272,7 +272,9 @@ class Hosts:
         )
         clock = SimClock(self.loop, self.random.uniform(-300.0, 300.0))
         registry = RegistryLink(self.redis, self.network, name, self.random)
-        return SimOrchestrator(name, process, Replica(config, registry, connector, clock), clock)
+        random = Random(f"routing/{plan.seed}/{name}/{life}")
+        replica = Replica(config, registry, connector, clock, seed=CLUSTER_SEED, random=random)
+        return SimOrchestrator(name, process, replica, clock)
 
     def kill_orchestrator(self, orchestrator: SimOrchestrator) -> None:
         orchestrator.gone = True

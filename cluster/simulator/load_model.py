@@ -1,14 +1,15 @@
 """A load on many nodes, a phase at a time: the real router and the real admission over a model of each node's time.
 
-Knows no token and no block of a request: a prompt is computed, handed over and decoded in one event each. Prefill nodes
-compute one prompt after another, less what their cache holds of it; decode nodes run up to `max_batch` sequences, a
-step being longer the more there are. The router is handed a few of the least loaded nodes of each role, which are kept
-in order here, so that a choice costs the same whatever the number of nodes; where it takes the least loaded of what it
-is given, that is the least loaded of all.
+Knows no token of a request: a prompt is computed, handed over and decoded in one event each. A node computes one prompt
+after another, less what its cache holds of it; decode nodes run up to `max_batch` sequences, a step being longer the
+more there are, and a prompt that one computes itself holds them all up. What caches gain and lose goes to the router's
+own holdings as block events. Where there are many nodes, the router is handed the least loaded ones of each role, which
+are kept in order here, and those that hold most of the prompt: a choice costs the same whatever their number.
 """
 
 import heapq
 import time
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,16 +18,21 @@ from typing import Literal
 
 from cluster.simulator.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from orchestrator.admission import Admission
+from orchestrator.holdings import Holdings
 from orchestrator.nodes import NodeView
-from orchestrator.routing import RequestFacts, Router
+from orchestrator.routing.break_even import Speeds
+from orchestrator.routing.facts import RequestFacts
+from orchestrator.routing.router import Router
+from pipelines.types.frames import BlockEvents, BlocksCleared, BlocksRemoved, BlocksStored
 from pronghorn.ids import Incarnation, NodeName, RequestID
 
 MODEL = "model"
 TTFT_GOAL_S = 2.0
 INTER_TOKEN_GOAL_S = 0.05
 """A request that keeps both counts as good."""
-SHORTLIST = 4
-"""Nodes of each role that the router chooses from."""
+SHORTLIST = 8
+"""Nodes of each role that the router chooses from, beside as many holders; where there are not twice as many, all."""
+TICK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,15 @@ class NodeTiming:
     hop_s: float = 0.0005
     cache_blocks: int = 2000
     """Of `TRACE_BLOCK_TOKENS` tokens each."""
+    chunk_tokens: int = 512
+    """Of a prompt that a decode node computes, in each step."""
+
+    def speeds(self) -> Speeds:
+        """As a router would have learned them."""
+        return Speeds(self.prefill_tokens_per_s, self.link_bytes_per_s, self.decode_step_s, self.decode_sequence_s)
+
+    def step_s(self, running: int) -> float:
+        return self.decode_step_s + self.decode_sequence_s * running
 
 
 class LoadNode:
@@ -57,37 +72,59 @@ class LoadNode:
         self.queue: deque[_Flight] = deque()
         self.cache: OrderedDict[int, None] = OrderedDict()
         self._view: NodeView | None = None
+        self.stalled_s = 0.0
+        """For how long, since the start, its sequences stood still while it computed prompts."""
+        self.life = Incarnation(name)
+        self._told = 0
 
-    def view(self) -> NodeView:
-        """As the router sees it; made anew only after a change of load."""
-        if self._view is None or self._view.in_flight != self.load:
-            self._view = NodeView(
-                name=NodeName(self.name),
-                role=self.role,
-                model=MODEL,
-                address=self.name,
-                incarnation=Incarnation(self.name),
-                unusable=None,
-                in_flight=self.load,
-                waiting=len(self.queue),
-                free_blocks=0,
-            )
+    def view(self, now_s: float, timing: NodeTiming) -> NodeView:
+        """As the router sees it; made anew only where that has changed."""
+        queued_tokens = int(max(0.0, self.free_at_s - now_s) * timing.prefill_tokens_per_s)
+        seen = self._view
+        if seen is not None and seen.in_flight == self.load and seen.queued_tokens == queued_tokens:
+            return seen
+        self._view = NodeView(
+            name=NodeName(self.name),
+            role=self.role,
+            model=MODEL,
+            address=self.name,
+            incarnation=self.life,
+            unusable=None,
+            in_flight=self.load,
+            waiting=len(self.queue),
+            free_blocks=0,
+            queued_tokens=queued_tokens,
+        )
         return self._view
 
-    def reuse(self, hash_ids: tuple[int, ...], capacity: int) -> int:
-        """Leading blocks that are cached; all of them are from now on."""
+    def take(self, hash_ids: tuple[int, ...], capacity: int) -> tuple[int, BlockEvents]:
+        """Leading blocks that are cached; all of them are from now on. The last ones go first, as in a pool."""
         cache = self.cache
         hits = 0
-        for hash_id in hash_ids:
-            if hash_id not in cache:
-                break
-            cache.move_to_end(hash_id)
+        while hits < len(hash_ids) and hash_ids[hits] in cache:
             hits += 1
-        for hash_id in hash_ids[hits:]:
+        for hash_id in reversed(hash_ids):
             cache[hash_id] = None
-        while len(cache) > capacity:
-            cache.popitem(last=False)
-        return hits
+            cache.move_to_end(hash_id)
+        events: list[BlocksStored | BlocksRemoved | BlocksCleared] = []
+        if hits < len(hash_ids):
+            parent = hash_ids[hits - 1] if hits else None
+            events.append(BlocksStored(None if parent is None else key_of(parent), packed(hash_ids[hits:])))
+        if len(cache) > capacity:
+            evicted = [cache.popitem(last=False)[0] for _ in range(len(cache) - capacity)]
+            events.append(BlocksRemoved(packed(evicted)))
+        if events:
+            self._told += 1
+        return hits, BlockEvents(self._told, events, snapshot=self._told == 1)
+
+
+def packed(hash_ids: Iterable[int]) -> bytes:
+    """Index keys of a trace's blocks."""
+    return array("Q", map(key_of, hash_ids)).tobytes()
+
+
+def key_of(hash_id: int) -> int:
+    return (hash_id + 1) * 0x9E3779B97F4A7C15 & 0xFFFF_FFFF_FFFF_FFFF
 
 
 class ByLoad:
@@ -105,13 +142,13 @@ class ByLoad:
         self._levels[node.load][node] = None
         self._least = min(self._least, node.load)
 
-    def least(self, count: int) -> list[NodeView]:
-        while not self._levels[self._least]:
+    def least(self, count: int) -> list[LoadNode]:
+        while self._least < len(self._levels) - 1 and not self._levels[self._least]:
             self._least += 1
-        found: list[NodeView] = []
+        found: list[LoadNode] = []
         for level in self._levels[self._least :]:
             for node in level:
-                found.append(node.view())
+                found.append(node)
                 if len(found) == count:
                     return found
         return found
@@ -131,6 +168,8 @@ class _Flight:
     decode: LoadNode | None = None
     ttft_s: float = 0.0
     step_s: float = 0.0
+    stalled_s: float = 0.0
+    """How long its node had stood still when it last was seen to."""
 
 
 @dataclass
@@ -140,6 +179,9 @@ class LoadResult:
     output_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    moved_tokens: int = 0
+    """Whose blocks a decode node had to be sent."""
+    end_to_end_s: list[float] = field(default_factory=list)
     good: int = 0
     """Requests within both goals."""
     shed: int = 0
@@ -152,9 +194,18 @@ class LoadResult:
 
 class LoadModel:
     def __init__(
-        self, prefill: int, decode: int, router: Router, admission: Admission, timing: NodeTiming | None = None
+        self,
+        prefill: int,
+        decode: int,
+        router: Router,
+        holdings: Holdings,
+        admission: Admission,
+        timing: NodeTiming | None = None,
     ) -> None:
+        """`holdings` are the router's own. Without prefill nodes, decode nodes compute the prompts."""
         self.timing = timing or NodeTiming()
+        self._holdings = holdings
+        self._ticked_at_s = 0.0
         self.prefill = [LoadNode(f"prefill-{i}", "prefill") for i in range(prefill)]
         self.decode = [LoadNode(f"decode-{i}", "decode") for i in range(decode)]
         self.result = LoadResult()
@@ -205,39 +256,74 @@ class LoadModel:
         if self._admission.enter(flight.request_id):
             self._dispatch(flight, now_s)
 
+    def views(self, keys: bytes, now_s: float) -> list[NodeView]:
+        """The nodes that the router is handed."""
+        nodes: Iterable[LoadNode] = [*self.prefill, *self.decode]
+        if len(self._named) > 4 * SHORTLIST:
+            least = (*self._by_load["decode"].least(SHORTLIST), *self._by_load["prefill"].least(SHORTLIST))
+            holders = self._holdings.find_best(keys, SHORTLIST) if keys else []
+            nodes = dict.fromkeys((*least, *(self._named[str(life)] for life in holders)))
+        return [node.view(now_s, self.timing) for node in nodes]
+
     def _dispatch(self, flight: _Flight, now_s: float) -> None:
-        request, timing = flight.request, self.timing
-        views = self._by_load["decode"].least(SHORTLIST) + self._by_load["prefill"].least(SHORTLIST)
+        request = flight.request
+        if now_s - self._ticked_at_s > TICK_S:
+            self._ticked_at_s = now_s
+            self._holdings.tick(now_s)
         sampled = self._sequence % 64 == 0
         began_s = time.perf_counter() if sampled else 0.0
-        route = self._router.choose(RequestFacts(MODEL, request.prompt_tokens), views)
+        keys = packed(request.hash_ids)
+        facts = RequestFacts(MODEL, request.prompt_tokens, keys=keys, block_tokens=TRACE_BLOCK_TOKENS)
+        route = self._router.choose(facts, self.views(keys, now_s))
         if sampled:
             self.result.routing_s += 64 * (time.perf_counter() - began_s)
         decode = flight.decode = self._named[route.decode.name]
-        prefill = flight.prefill = self._named[route.prefill[0].name]
         self._by_load["decode"].move(decode, 1)
-        self._by_load["prefill"].move(prefill, 1)
-        reused = prefill.reuse(request.hash_ids, timing.cache_blocks) * TRACE_BLOCK_TOKENS
-        reused = min(reused, request.prompt_tokens - 1)
+        if route.prefill:
+            flight.prefill = self._named[route.prefill[0].name]
+            self._by_load["prefill"].move(flight.prefill, 1)
+        self._compute(flight, flight.prefill or decode, now_s)
+
+    def _compute(self, flight: _Flight, node: LoadNode, now_s: float) -> None:
+        request, timing = flight.request, self.timing
+        reused = min(self._take(node, request.hash_ids) * TRACE_BLOCK_TOKENS, request.prompt_tokens - 1)
         self.result.prompt_tokens += request.prompt_tokens
         self.result.reused_tokens += reused
-        starts_s = max(now_s + timing.hop_s, prefill.free_at_s)
-        prefill.free_at_s = starts_s + (request.prompt_tokens - reused) / timing.prefill_tokens_per_s
-        self._push(prefill.free_at_s, _Event.PREFILLED, flight)
+        starts_s = max(now_s + timing.hop_s, node.free_at_s)
+        computing_s = (request.prompt_tokens - reused) / timing.prefill_tokens_per_s
+        if node is flight.decode and node.running:  # each step computes a chunk and every sequence's next token
+            node.stalled_s += computing_s
+            chunks = -(-(request.prompt_tokens - reused) // timing.chunk_tokens)
+            computing_s += chunks * timing.step_s(node.running)
+        node.free_at_s = starts_s + computing_s
+        self._push(node.free_at_s, _Event.PREFILLED, flight)
+
+    def _take(self, node: LoadNode, hash_ids: tuple[int, ...]) -> int:
+        hits, events = node.take(hash_ids, self.timing.cache_blocks)
+        if events.events:
+            self._holdings.events(node.life, events, 0.0)
+        return hits
 
     def _prefilled(self, flight: _Flight, now_s: float) -> None:
         """The first token leaves; the blocks have been on their way while the prompt was computed."""
         request, timing = flight.request, self.timing
-        assert flight.prefill is not None
+        assert flight.decode is not None
         flight.ttft_s = now_s + 2 * timing.hop_s - request.at_s
         self.result.ttft_s.append(flight.ttft_s)
-        transfer_s = request.prompt_tokens * timing.kv_bytes_per_token / timing.link_bytes_per_s
+        if flight.prefill is None:
+            self._handed_over(flight, now_s)
+            return
+        had_tokens = min(self._take(flight.decode, request.hash_ids) * TRACE_BLOCK_TOKENS, request.prompt_tokens)
+        moved_tokens = request.prompt_tokens - had_tokens
+        transfer_s = moved_tokens * timing.kv_bytes_per_token / timing.link_bytes_per_s
         computing_s = request.prompt_tokens / timing.prefill_tokens_per_s
+        self.result.moved_tokens += moved_tokens
         self._push(now_s + timing.hop_s + max(0.0, transfer_s - computing_s), _Event.HANDED_OVER, flight)
 
     def _handed_over(self, flight: _Flight, now_s: float) -> None:
-        assert flight.prefill is not None and flight.decode is not None
-        self._by_load["prefill"].move(flight.prefill, -1)
+        assert flight.decode is not None
+        if flight.prefill is not None:
+            self._by_load["prefill"].move(flight.prefill, -1)
         if flight.decode.running < self.timing.max_batch:
             self._decode(flight, flight.decode, now_s)
         else:
@@ -245,16 +331,23 @@ class LoadModel:
 
     def _decode(self, flight: _Flight, node: LoadNode, now_s: float) -> None:
         node.running += 1
-        flight.step_s = self.timing.decode_step_s + self.timing.decode_sequence_s * node.running
+        flight.step_s = self.timing.step_s(node.running)
+        flight.stalled_s = node.stalled_s
         self._push(now_s + flight.step_s * (flight.request.output_tokens - 1), _Event.DECODED, flight)
 
     def _decoded(self, flight: _Flight, now_s: float) -> None:
         node = flight.decode
         assert node is not None
+        if (stood_s := node.stalled_s - flight.stalled_s) > 0.0:  # as long as it stood still, it comes later
+            flight.stalled_s = node.stalled_s
+            flight.step_s += stood_s / max(1, flight.request.output_tokens - 1)
+            self._push(now_s + stood_s, _Event.DECODED, flight)
+            return
         node.running -= 1
         self._by_load["decode"].move(node, -1)
         self.result.inter_token_s.append(flight.step_s)
         self.result.output_tokens.append(flight.request.output_tokens)
+        self.result.end_to_end_s.append(now_s - flight.request.at_s)
         self.result.good += flight.ttft_s <= TTFT_GOAL_S and flight.step_s <= INTER_TOKEN_GOAL_S
         if node.queue:
             self._decode(node.queue.popleft(), node, now_s)

@@ -16,12 +16,21 @@ from rich.table import Table
 from cluster.simulator.load_model import MODEL, LoadModel, LoadNode, LoadResult, NodeTiming
 from cluster.simulator.trace import TraceRequest, make_up, read
 from orchestrator.admission import Admission
-from orchestrator.routing import LeastLoadedRouter, RequestFacts
+from orchestrator.holdings import Holdings
+from orchestrator.routing.facts import RequestFacts
+from orchestrator.routing.pick import Turn
+from orchestrator.routing.policies import Setting, make_policy
+from orchestrator.routing.reservation import Reservations
+from orchestrator.routing.router import PolicyRouter
+from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
+from pronghorn.ids import Incarnation
 
 UTILISATION = 0.7
 """Of the prefill nodes, where nothing is reused."""
 SAMPLE = 2000
+INDEX_BYTES = 1 << 30
 
 
 def run(nodes: int, requests: int, seed: int, trace: str | None, out: Console) -> None:
@@ -34,7 +43,9 @@ def run(nodes: int, requests: int, seed: int, trace: str | None, out: Console) -
     timing = NodeTiming()
     prefill = nodes // 2
     bound = (nodes - prefill) * timing.max_batch * 2
-    model = LoadModel(prefill, nodes - prefill, LeastLoadedRouter(1, 1.0), Admission(bound, bound), timing)
+    holdings = Holdings(INDEX_BYTES, Counters())
+    router = make_router("kv_aware", holdings, timing, seed)
+    model = LoadModel(prefill, nodes - prefill, router, holdings, Admission(bound, bound), timing)
     load: Iterator[TraceRequest]
     if trace is not None:
         load = islice(read(Path(trace)), requests)
@@ -50,6 +61,23 @@ def run(nodes: int, requests: int, seed: int, trace: str | None, out: Console) -
     )
 
 
+def make_router(policy: str, holdings: Holdings, timing: NodeTiming, seed: int) -> PolicyRouter:
+    """The real router, as an orchestrator has it that has learned how fast the nodes are."""
+    random, speeds = Random(f"routing/{seed}"), timing.speeds()
+    setting = Setting(random, lambda _: speeds, lambda: float(timing.kv_bytes_per_token), False)
+    made = make_policy(policy, setting)
+    return PolicyRouter(
+        made, holdings, _NoReservations(), SystemClock(), Turn(random), max_prefill_candidates=1, retry_after_s=1.0
+    )
+
+
+class _NoReservations(Reservations):
+    """The model's views tell a node's load as it is at that moment."""
+
+    def reserve(self, incarnation: Incarnation, tokens: int, now_s: float) -> None:
+        pass
+
+
 def _mean_prompt_tokens(seed: int) -> float:
     sample: list[TraceRequest] = list(make_up(Random(f"load/{seed}"), SAMPLE, 1.0))
     return sum(request.prompt_tokens for request in sample) / len(sample)
@@ -58,8 +86,8 @@ def _mean_prompt_tokens(seed: int) -> float:
 def _choice_s(model: LoadModel, choices: int = 20) -> float:
     """What one choice costs where the router is given every node."""
     everybody: list[LoadNode] = [*model.prefill, *model.decode]
-    views = [node.view() for node in everybody]
-    router = LeastLoadedRouter(1, 1.0)
+    views = [node.view(0.0, model.timing) for node in everybody]
+    router = make_router("kv_aware", Holdings(INDEX_BYTES, Counters()), model.timing, 0)
     began_s = time.perf_counter()
     for _ in range(choices):
         router.choose(RequestFacts(MODEL, 1), views)

@@ -129,6 +129,10 @@ class SessionService:
         sessions = [Held(Kind.SESSION, name, peer=peer) for name, peer, _ in peers]
         return sessions + [Held(Kind.UNSAID, name, unsaid, peer=peer) for name, peer, unsaid in peers if unsaid]
 
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
     def ask_beats(self) -> None:
         """Tell every orchestrator now what the next heartbeat would have told it."""
         for session in self._sessions:

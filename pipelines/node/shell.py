@@ -310,6 +310,8 @@ class NodeShell:
             counters=self.counters.snapshot(),
             prompt_throughput=self._batches.prompt_throughput,
             generation_throughput=self._batches.generation_throughput,
+            findable_blocks=len(self.contents),
+            orchestrators=max(1, self._service.num_sessions),
             **msgspec.structs.asdict(load),
         )
 

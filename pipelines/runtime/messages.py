@@ -217,6 +217,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     running: int
     awaiting_blocks: int
     """Decode: sequences whose blocks are being pulled. Prefill: finished prompts whose blocks are being read."""
+    queued_tokens: int = 0
+    """Of prompts to compute here, waiting or begun, what is not computed yet."""
 
 
 class Stock(msgspec.Struct, frozen=True):

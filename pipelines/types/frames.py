@@ -170,3 +170,9 @@ class NodeReport(msgspec.Struct, frozen=True):
     """Tokens a second of the last step that had prompts in it."""
     generation_throughput: float = 0.0
     """Tokens a second of the last step."""
+    queued_tokens: int = 0
+    """Of prompts that it has taken, those that are not computed yet."""
+    findable_blocks: int | None = None
+    """Different blocks that its cache has, whose events it has sent or is about to."""
+    orchestrators: int = 1
+    """Those that have a session with it."""

@@ -89,6 +89,9 @@ def test_after_any_history_it_finds_what_plain_sets_of_prefixes_find(
             best = index.find_best(packed(chain(path, times)), count)
             assert sorted(best.values(), reverse=True) == sorted(truth(path).values(), reverse=True)[:count]
             assert best.items() <= truth(path).items()
+        few = HOLDERS[:2]
+        found = index.depths(packed(chain(path, times)), few)
+        assert found == {holder: depth for holder, depth in truth(path).items() if holder in few}
     index.sweep(1 << 30)
     index.check()
     assert index.size().blocks == times * len(set().union(*plain.held.values()))

@@ -6,16 +6,21 @@ from random import Random
 import pytest
 
 from cluster.simulator.load_model import ByLoad, LoadModel, LoadNode, NodeTiming
+from cluster.simulator.load_report import make_router
 from cluster.simulator.trace import TraceRequest, make_up, read
 from orchestrator.admission import Admission
-from orchestrator.routing import LeastLoadedRouter
+from orchestrator.holdings import Holdings
+from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
 
 TIMING = NodeTiming(prefill_tokens_per_s=1000.0, hop_s=0.0, link_bytes_per_s=1e12)
 
 
 def model(prefill: int = 1, decode: int = 1, slots: int = 100, queue: int = 100) -> LoadModel:
-    return LoadModel(prefill, decode, LeastLoadedRouter(1, 1.0), Admission(slots, queue), TIMING)
+    holdings = Holdings(1 << 24, Counters())
+    return LoadModel(
+        prefill, decode, make_router("kv_aware", holdings, TIMING, 0), holdings, Admission(slots, queue), TIMING
+    )
 
 
 def test_one_request_takes_what_its_phases_take() -> None:
@@ -45,7 +50,7 @@ def test_the_shortlist_is_the_least_loaded_whatever_moved() -> None:
     for _ in range(2000):
         node = random.choice(nodes)
         by_load.move(node, 1 if node.load == 0 or random.random() < 0.5 else -1)
-        loads = [view.in_flight for view in by_load.least(4)]
+        loads = [node.load for node in by_load.least(4)]
         assert loads == sorted(n.load for n in nodes)[:4]
 
 

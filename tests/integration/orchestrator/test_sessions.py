@@ -76,7 +76,7 @@ async def one_node(wire: bool = False) -> AsyncIterator[tuple[Replica, GrpcNode,
         await registry.register(registered, LEASE_S)
         settings = config(migration_wait_s=0.2)
         identity = await identify("orchestrator-1", settings, registry)
-        replica = start_replica(identity, settings, registry)
+        replica = await start_replica(identity, settings, registry)
         try:
             async with asyncio.timeout(10.0):
                 while not replica.ready()[0]:  # noqa: ASYNC110  (readiness is not announced)

@@ -2,30 +2,21 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.nodes import NodeView
-from orchestrator.routing import LeastLoadedRouter, RequestFacts
+from orchestrator.routing.facts import RequestFacts
+from orchestrator.routing.router import PolicyRouter
 from pronghorn.errors import EndpointNotFound, Unavailable
-from pronghorn.ids import Incarnation, NodeName
+from tests.fakes.routers import router as make_router
+from tests.fakes.routers import view
 
 FACTS = RequestFacts(model="tiny", prompt_tokens=8)
 
 
-def view(
-    name: str, in_flight: int = 0, waiting: int = 0, free_blocks: int = 64, unusable: str | None = None
-) -> NodeView:
-    role = name.split("-")[0]
-    address = f"10.0.0.{name[-1]}:70"
-    return NodeView(
-        NodeName(name), role, "tiny", address, Incarnation(f"{name}.life"), unusable, in_flight, waiting, free_blocks
-    )
-
-
 @pytest.fixture
-def router() -> LeastLoadedRouter:
-    return LeastLoadedRouter(max_prefill_candidates=2, retry_after_s=1.5)
+def router() -> PolicyRouter:
+    return make_router("least_request")
 
 
-def test_the_fewest_in_flight_win_then_the_queue_then_the_free_blocks(router: LeastLoadedRouter) -> None:
+def test_the_fewest_in_flight_win_then_the_queue_then_the_free_blocks(router: PolicyRouter) -> None:
     busy, queued = view("decode-1", in_flight=2), view("decode-2", in_flight=1, waiting=1)
     full, free = view("decode-3", in_flight=1, free_blocks=3), view("decode-4", in_flight=1)
     assert router.choose(FACTS, [busy, queued, full, free]).decode == free
@@ -33,14 +24,14 @@ def test_the_fewest_in_flight_win_then_the_queue_then_the_free_blocks(router: Le
     assert router.choose(FACTS, [busy, queued]).decode == queued
 
 
-def test_equals_take_turns_by_name(router: LeastLoadedRouter) -> None:
+def test_equals_take_turns_by_name(router: PolicyRouter) -> None:
     nodes = [view("decode-2"), view("decode-1"), view("decode-3")]
     chosen = [router.choose(FACTS, nodes).decode.name for _ in range(6)]
     assert sorted(chosen[:3]) == ["decode-1", "decode-2", "decode-3"]
     assert chosen[:3] == chosen[3:]
 
 
-def test_prefill_candidates_are_the_best_few(router: LeastLoadedRouter) -> None:
+def test_prefill_candidates_are_the_best_few(router: PolicyRouter) -> None:
     nodes = [view("decode-1"), view("prefill-1", in_flight=3), view("prefill-2"), view("prefill-3", in_flight=1)]
     route = router.choose(FACTS, nodes)
     assert [target.name for target in route.prefill] == ["prefill-2", "prefill-3"]
@@ -48,19 +39,19 @@ def test_prefill_candidates_are_the_best_few(router: LeastLoadedRouter) -> None:
     assert not route.only_these
 
 
-def test_without_prefill_nodes_the_decode_node_computes_the_prompt(router: LeastLoadedRouter) -> None:
+def test_without_prefill_nodes_the_decode_node_computes_the_prompt(router: PolicyRouter) -> None:
     route = router.choose(FACTS, [view("decode-1"), view("prefill-1", unusable="draining")])
     assert route.prefill == ()
     assert not route.only_these
 
 
-def test_a_node_that_failed_the_request_is_avoided(router: LeastLoadedRouter) -> None:
+def test_a_node_that_failed_the_request_is_avoided(router: PolicyRouter) -> None:
     nodes = [view("decode-1"), view("decode-2", in_flight=9)]
     avoid = frozenset({nodes[0].incarnation})
     assert router.choose(replace(FACTS, avoid=avoid), nodes).decode == nodes[1]
 
 
-def test_without_a_usable_decode_node_it_says_why_of_each(router: LeastLoadedRouter) -> None:
+def test_without_a_usable_decode_node_it_says_why_of_each(router: PolicyRouter) -> None:
     nodes = [view("decode-1", unusable="draining"), view("decode-2"), view("prefill-1")]
     with pytest.raises(Unavailable) as refused:
         router.choose(replace(FACTS, avoid=frozenset({nodes[1].incarnation})), nodes)
@@ -71,14 +62,14 @@ def test_without_a_usable_decode_node_it_says_why_of_each(router: LeastLoadedRou
         router.choose(FACTS, [])
 
 
-def test_a_node_of_another_model_is_never_chosen(router: LeastLoadedRouter) -> None:
+def test_a_node_of_another_model_is_never_chosen(router: PolicyRouter) -> None:
     with pytest.raises(Unavailable):
         router.choose(replace(FACTS, model="other"), [view("decode-1")])
 
 
 @pytest.mark.conformance(44)
 @pytest.mark.parametrize("endpoint", ["prefill-2", "tcp://10.0.0.2:70"])
-def test_a_named_endpoint_is_obeyed_exactly(router: LeastLoadedRouter, endpoint: str) -> None:
+def test_a_named_endpoint_is_obeyed_exactly(router: PolicyRouter, endpoint: str) -> None:
     nodes = [view("decode-1"), view("prefill-1"), view("prefill-2", in_flight=9)]
     route = router.choose(replace(FACTS, target_endpoint=endpoint), nodes)
     assert [target.name for target in route.prefill] == ["prefill-2"]
@@ -95,7 +86,7 @@ def test_a_named_endpoint_is_obeyed_exactly(router: LeastLoadedRouter, endpoint:
     ],
 )
 def test_an_endpoint_that_is_no_prefill_node_is_not_found_and_the_answer_lists_them(
-    router: LeastLoadedRouter, endpoint: str, what: str
+    router: PolicyRouter, endpoint: str, what: str
 ) -> None:
     nodes = [view("decode-1"), view("prefill-2")]
     with pytest.raises(EndpointNotFound) as refused:
@@ -105,7 +96,7 @@ def test_an_endpoint_that_is_no_prefill_node_is_not_found_and_the_answer_lists_t
     assert refused.value.param == "target_endpoint"
 
 
-def test_a_named_endpoint_that_is_dead_is_unavailable(router: LeastLoadedRouter) -> None:
+def test_a_named_endpoint_that_is_dead_is_unavailable(router: PolicyRouter) -> None:
     nodes = [view("decode-1"), view("prefill-1"), view("prefill-2", unusable="silent for 3.0 s")]
     with pytest.raises(Unavailable) as refused:
         router.choose(replace(FACTS, target_endpoint="prefill-2"), nodes)
@@ -113,7 +104,7 @@ def test_a_named_endpoint_that_is_dead_is_unavailable(router: LeastLoadedRouter)
     assert refused.value.retry_after_s == 1.5
 
 
-def test_where_two_lives_share_an_address_the_living_one_is_meant(router: LeastLoadedRouter) -> None:
+def test_where_two_lives_share_an_address_the_living_one_is_meant(router: PolicyRouter) -> None:
     dying = view("prefill-1", unusable="ping timeout")
     living = replace(view("prefill-2"), address=dying.address)
     route = router.choose(replace(FACTS, target_endpoint=f"tcp://{dying.address}"), [view("decode-1"), dying, living])
