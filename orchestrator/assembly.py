@@ -46,6 +46,10 @@ def api_settings(config: OrchestratorConfig, started_unix_s: int) -> ApiSettings
         max_request_bytes=config.max_request_bytes,
         retry_after_s=config.retry_after_s,
         use_client_cache_salt=config.use_client_cache_salt,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
+        emit_reasoning_content=config.emit_reasoning_content,
+        structured_output=config.structured_output,
         logits_processors=frozenset(config.logits_processors),
         prefix_caching=config.prefix_caching,
     )

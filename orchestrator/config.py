@@ -39,6 +39,14 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """What a refused client is told to wait."""
     max_request_bytes: int = 100 * MEBIBYTE
     use_client_cache_salt: bool = False
+    tool_parser: str = "auto"
+    """How the model writes tool calls; auto: by its chat template; none: calls are not read."""
+    reasoning_parser: str = "auto"
+    """How the model marks its thinking; likewise."""
+    emit_reasoning_content: bool = False
+    """Thinking is told as `reasoning_content` rather than `reasoning`."""
+    structured_output: bool = True
+    """Clients may send a response format."""
     logits_processors: list[str] = []
     """Names of the functions that the nodes' engines have."""
     prefix_caching: bool = True

@@ -19,9 +19,10 @@ from orchestrator.api.errors import install_error_handlers
 from orchestrator.api.health import health_routes
 from orchestrator.api.models import model_routes
 from orchestrator.api.operations import operations_routes
-from orchestrator.api.preparation import Preparer, Workshop
+from orchestrator.api.preparation import Preparer
 from orchestrator.api.services import Services
 from orchestrator.api.settings import ApiSettings
+from orchestrator.api.workshop import Workshop
 from orchestrator.ports import ClusterView, Generator
 from pipelines.text.tokenizer import TextTokenizer
 from pronghorn.clock import SystemClock

@@ -9,8 +9,15 @@ from starlette.responses import Response
 from orchestrator.api.chunks import ChatChunks
 from orchestrator.api.documents import answers, request_body
 from orchestrator.api.logprobs import chat_logprobs
-from orchestrator.api.schema import AnswerMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
-from orchestrator.api.services import Services
+from orchestrator.api.schema import (
+    AnswerFunction,
+    AnswerMessage,
+    AnswerToolCall,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+)
+from orchestrator.api.services import Answer, Services
 
 
 def chat_routes(services: Services) -> APIRouter:
@@ -24,13 +31,21 @@ def chat_routes(services: Services) -> APIRouter:
         prepared = await services.prepare(request, services.preparer.chat)
         created, model = int(time.time()), services.settings.model_name
         if prepared.stream:
-            chunks = ChatChunks(prepared.answer_id, created, model, prepared.include_usage, prepared.logprobs, bytes_of)
+            chunks = ChatChunks(
+                prepared.answer_id,
+                created,
+                model,
+                prepared.include_usage,
+                prepared.logprobs,
+                bytes_of,
+                prepared.reasoning_key,
+            )
             return services.stream(prepared, chunks)
         whole, usage = await services.answers(request, prepared)
         choices = [
             ChatChoice(
                 index=i,
-                message=AnswerMessage(content=a.text),
+                message=_message(a, prepared.reasoning_key),
                 logprobs=None if prepared.logprobs is None else chat_logprobs(a.logprobs, prepared.logprobs, bytes_of),
                 finish_reason=a.finish_reason,
                 token_ids=None if prepared.detokenize else a.token_ids,
@@ -41,3 +56,23 @@ def chat_routes(services: Services) -> APIRouter:
         return Response(body.model_dump_json(), media_type="application/json")
 
     return router
+
+
+def _message(answer: Answer, reasoning_key: str | None) -> AnswerMessage:
+    """Thinking without an answer is the answer."""
+    content: str | None = answer.text
+    reasoning: str | None = answer.reasoning or None
+    calls = [
+        AnswerToolCall(id=call.id or "", function=AnswerFunction(name=call.name or "", arguments=call.arguments))
+        for call in answer.tool_calls
+    ]
+    if reasoning and not answer.text.strip() and not calls and answer.finish_reason == "stop":
+        content, reasoning = reasoning, None
+    if calls and not answer.text:
+        content = None
+    return AnswerMessage(
+        content=content,
+        reasoning=reasoning if reasoning_key == "reasoning" else None,
+        reasoning_content=reasoning if reasoning_key == "reasoning_content" else None,
+        tool_calls=calls or None,
+    )

@@ -6,22 +6,25 @@ certain or not. When the last choice of a job has ended the generator's context 
 out, which stops the work on the node.
 """
 
+import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
 from orchestrator.api.logprobs import TokenLogprob, entries_of
+from orchestrator.api.reading import AnswerReader, Read, Reading
 from orchestrator.ports import GenerationJob, Generator
 from pipelines.text.detokenizer import IncrementalDetokenizer
 from pipelines.text.stop_strings import StopStringScanner
 from pipelines.text.tokenizer import TextTokenizer
+from pipelines.text.tool_parsers.tool_parser import NewId, ToolCallDelta
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.status import GenerationStatus
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import InternalError, Unavailable
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Piece:
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
     """In place of text, where it was asked for."""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,15 @@ class Telling:
     """The prompt's first token, where its log probabilities are to be told too: the first of them has none."""
     prompt_only: bool = False
     detokenize: bool = True
+    reading: Reading | None = None
+    """None: all text is content."""
 
 
 PLAIN = Telling()
+
+
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class ChoiceText:
@@ -62,16 +73,21 @@ class ChoiceText:
         stops: Sequence[str],
         end_ids: frozenset[int],
         telling: Telling = PLAIN,
+        new_id: NewId = new_call_id,
     ) -> None:
         self._index = index
         self._telling = telling
         self._leading = telling.echo
         self._leading_logprobs: list[TokenLogprob] = []
         self.ended = False
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        reading = telling.reading
+        self._reader = None if reading is None else AnswerReader(reading, new_id)
+        shown = frozenset() if reading is None else tokenizer.special_ids_of(reading.marks)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, shown)
         self._scanner = StopStringScanner(stops)
         self._end_ids = end_ids
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
 
     def note_prompt(self, log_probabilities: LogProbabilities) -> None:
@@ -100,6 +116,8 @@ class ChoiceText:
         if not self._telling.detokenize:
             ended = _finish_reason(output.final_status) if output.is_done else None
             return Piece(self._index, "", ended, logprobs, tuple(visible))
+        if self._reader is not None:
+            return self._read(self._reader, output, visible, logprobs)
         text = self._scanner.push(self._detokenizer.push(visible))
         if output.is_done and not self._stopped():
             text += self._scanner.push(self._detokenizer.finish())
@@ -109,6 +127,35 @@ class ChoiceText:
             return Piece(self._index, text, None, logprobs)
         reason: FinishReason = "length" if self._telling.prompt_only else _finish_reason(output.final_status)
         return Piece(self._index, text + self._scanner.finish(), reason, logprobs)
+
+    def _read(
+        self,
+        reader: AnswerReader,
+        output: TextGenerationOutput,
+        visible: list[int],
+        logprobs: tuple[TokenLogprob, ...],
+    ) -> Piece:
+        """Token by token, since it counts which of them are thinking; the end token counts as what it ends."""
+        reads: list[Read] = []
+        for token in visible:
+            before = reader.thinking
+            reads.append(reader.push(self._scanner.push(self._detokenizer.push([token]))))
+            self.reasoning_tokens += before or reader.thinking
+        if reader.thinking:
+            self.reasoning_tokens += len(output.tokens) - len(visible)
+        ended: FinishReason | None = None
+        if self._stopped():
+            ended = "stop"
+        elif output.is_done:
+            rest = self._scanner.push(self._detokenizer.finish())
+            reads.append(reader.push(rest if self._stopped() else rest + self._scanner.finish()))
+            ended = "stop" if self._stopped() else _finish_reason(output.final_status)
+        if ended is not None:
+            reads.append(reader.finish())
+            if ended == "stop" and reader.has_calls:
+                ended = "tool_calls"
+        read = Read.merged(reads)
+        return Piece(self._index, read.content, ended, logprobs, (), read.reasoning, read.calls)
 
     def _stopped(self) -> bool:
         return self._scanner.matched is not None

@@ -13,6 +13,7 @@ from orchestrator.api.choice import Piece
 from orchestrator.api.errors import envelope
 from orchestrator.api.logprobs import BytesOf, chat_logprobs, completion_logprobs
 from orchestrator.api.schema import Usage
+from pipelines.text.tool_parsers.tool_parser import ToolCallDelta
 from pronghorn.errors import PronghornError
 
 DONE = b"data: [DONE]\n\n"
@@ -61,7 +62,10 @@ class ChatChunks:
         include_usage: bool,
         logprobs: int | None = None,
         bytes_of: BytesOf = bytes_of_nothing,
+        reasoning_key: str | None = "reasoning",
     ) -> None:
+        """`reasoning_key`: what thinking is told as; None: it is not."""
+        self._reasoning_key = reasoning_key
         self._head = _head(answer_id, "chat.completion.chunk", created, model)
         self._tail = _Tail(self._head, include_usage)
         self._text_end = '},"logprobs":null,"finish_reason":null}]' + self._tail.text
@@ -76,6 +80,8 @@ class ChatChunks:
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             events = start + '"role":"assistant","content":"","refusal":null' + self._text_end
+        if piece.reasoning and self._reasoning_key is not None:
+            events += f'{start}"{self._reasoning_key}":{quoted(piece.reasoning)}{self._text_end}'
         if piece.logprobs and self._logprobs is not None:
             told = msgspec.json.encode(chat_logprobs(piece.logprobs, self._logprobs, self._bytes_of)).decode()
             end = f'}},"logprobs":{told},"finish_reason":null{_ids(piece)}}}]{self._tail.text}'
@@ -83,6 +89,9 @@ class ChatChunks:
         elif piece.text or piece.token_ids:
             end = f'}},"logprobs":null,"finish_reason":null{_ids(piece)}}}]{self._tail.text}'
             events += start + '"content":' + quoted(piece.text) + (end if piece.token_ids else self._text_end)
+        if piece.tool_calls:
+            calls = ",".join(map(_call, piece.tool_calls))
+            events += f'{start}"tool_calls":[{calls}]{self._text_end}'
         if piece.finish_reason is not None:
             events += f'{start}}},"logprobs":null,"finish_reason":"{piece.finish_reason}"}}]{self._tail.text}'
         return events.encode()
@@ -124,6 +133,14 @@ class CompletionChunks:
         told, end = completion_logprobs(piece.logprobs, self._logprobs, self._bytes_of, offset)
         self._offsets[piece.index] = end
         return msgspec.json.encode(told).decode()
+
+
+def _call(delta: ToolCallDelta) -> str:
+    arguments = f'"arguments":{quoted(delta.arguments)}'
+    if delta.name is None:
+        return f'{{"index":{delta.index},"function":{{{arguments}}}}}'
+    function = f'{{"name":{quoted(delta.name)},{arguments}}}'
+    return f'{{"index":{delta.index},"id":"{delta.id}","type":"function","function":{function}}}'
 
 
 def _ids(piece: Piece) -> str:

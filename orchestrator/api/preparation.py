@@ -1,18 +1,18 @@
 """From the bytes of a request to the sequences to generate: checked, templated, tokenised, with a deadline each.
 
-Pure and synchronous (`Preparer`); `Workshop` runs it off the event loop where a body is long, with a bound on how many
-may wait. Headers win over the body's fields of the same meaning.
+Pure and synchronous; `workshop.py` runs it off the event loop. Headers win over the body's fields of the same meaning.
 """
 
-import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from orchestrator.api.body import check_fields, parse_object
+from orchestrator.api.history import told_in_words, turns
+from orchestrator.api.reading import Reading
 from orchestrator.api.request_id import keys, required_usable
 from orchestrator.api.schema import (
     CHAT_NOT_YET,
@@ -24,14 +24,18 @@ from orchestrator.api.schema import (
     GenerationBody,
 )
 from orchestrator.api.settings import ApiSettings
+from orchestrator.api.structure import Structure, Structurer
+from orchestrator.api.thinking import template_options
 from orchestrator.ports import GenerationJob
+from pipelines.text.reasoning_parser import Thinks, reasoning_format
 from pipelines.text.tokenizer import TextTokenizer
+from pipelines.text.tool_format import Tool, tool_format
 from pipelines.types.invalid_value import InvalidValue
 from pipelines.types.sampling import SamplingParams, SamplingParamsInput
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_request import TextGenerationRequest, TextGenerationRequestMessage
 from pronghorn.deadline import Deadline
-from pronghorn.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded
+from pronghorn.errors import InvalidRequest, ModelNotFound
 from pronghorn.ids import RequestID
 
 _HTTP_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -70,14 +74,22 @@ class Prepared:
     prompt_only: bool = False
     """Nothing was asked behind the prompts; the one token that each computes all the same is not told."""
     detokenize: bool = True
+    reading: Reading | None = None
+    """How the answers' text is read; None: all of it is content."""
+    reasoning_key: str | None = "reasoning"
+    """What thinking is told as; None: it is not."""
 
 
 class Preparer:
     """Raises InvalidRequest, ContextLengthExceeded, ModelNotFound."""
 
     def __init__(self, tokenizer: TextTokenizer, settings: ApiSettings) -> None:
+        """Raises ConfigurationError where the settings name a parser that there is not."""
         self._tokenizer = tokenizer
         self._settings = settings
+        self._tool_format = tool_format(settings.tool_parser, tokenizer.template_source)
+        self._reasoning_format = reasoning_format(settings.reasoning_parser, tokenizer.template_source)
+        self._structurer = Structurer(tokenizer, self._tool_format, user_formats=settings.structured_output)
 
     def chat(self, raw: bytes, arrival: Arrival) -> Prepared:
         body = check_fields(parse_object(raw), ChatCompletionRequest, CHAT_NOT_YET)
@@ -88,12 +100,58 @@ class Preparer:
         request = self._request(body, arrival, RequestID(arrival.request_id))
         top = (1 if body.top_logprobs is None else body.top_logprobs) if body.logprobs else None
         request["logprobs"] = 0 if top is None else max(1, top)
+        structure = self._structurer.of(body)
+        request["response_format"] = structure.response_format
+        messages = turns(body.messages)
         if body.prompt_tokens:
             request["prompt"] = body.prompt_tokens
         else:
-            request["messages"] = [_message(m.role, m.content) for m in body.messages]
-            request["chat_template_options"] = body.chat_template_kwargs
-        return self._prepared("chatcmpl", body, arrival, [request], logprobs=top)
+            request |= self._templated(messages, structure.tools)
+            request["chat_template_options"] = template_options(body)
+        thinks = self._thinks(body)
+        prepared = self._prepared(
+            "chatcmpl",
+            body,
+            arrival,
+            [request],
+            bounds={"grammar_state": structure.state, "thinks": thinks},
+            logprobs=top,
+            reasoning_key=self._reasoning_key(body),
+        )
+        thinking = prepared.jobs[0].context.in_reasoning_phase
+        return replace(prepared, reading=self._reading(body, structure, thinks, thinking))
+
+    def _templated(self, messages: list[TextGenerationRequestMessage], tools: list[Tool]) -> dict[str, Any]:
+        """Messages and tools as the template takes them; in words where it knows no tools."""
+        if "tools" in (self._tokenizer.template_source or "") or self._tool_format is None:
+            return {"messages": messages, "tools": [tool.as_json() for tool in tools] or None}
+        return {"messages": told_in_words(messages, tools, self._tool_format)}
+
+    def _thinks(self, body: ChatCompletionRequest) -> Thinks | None:
+        budget = body.reasoning.max_tokens if body.reasoning is not None else None
+        if self._reasoning_format is None:
+            if budget is not None:
+                raise InvalidRequest(
+                    "reasoning.max_tokens needs a model whose thinking this server can tell; leave it out",
+                    param="reasoning.max_tokens",
+                )
+            return None
+        return Thinks(self._reasoning_format, budget)
+
+    def _reading(
+        self, body: ChatCompletionRequest, structure: Structure, thinks: Thinks | None, thinking: bool
+    ) -> Reading | None:
+        tools = self._tool_format if structure.tools else None
+        format = thinks.format if thinks is not None else None
+        if not body.detokenize or (tools is None and format is None):
+            return None
+        marks = (tools.marks if tools is not None else ()) + ((format.start, format.end) if format is not None else ())
+        return Reading(format if body.reasoning_split else None, thinking, tools, marks)
+
+    def _reasoning_key(self, body: ChatCompletionRequest) -> str | None:
+        if body.reasoning is not None and body.reasoning.exclude:
+            return None
+        return "reasoning_content" if self._settings.emit_reasoning_content else "reasoning"
 
     def completion(self, raw: bytes, arrival: Arrival) -> Prepared:
         body = check_fields(parse_object(raw), CompletionRequest, COMPLETION_NOT_YET)
@@ -138,9 +196,15 @@ class Preparer:
         }
 
     def _prepared(
-        self, prefix: str, body: GenerationBody, arrival: Arrival, requests: list[dict[str, Any]], **told: Any
+        self,
+        prefix: str,
+        body: GenerationBody,
+        arrival: Arrival,
+        requests: list[dict[str, Any]],
+        bounds: Mapping[str, Any] = MappingProxyType({}),
+        **told: Any,
     ) -> Prepared:
-        """`told` are fields of Prepared that only one of the endpoints has."""
+        """`bounds` are arguments of `new_context`, `told` fields of Prepared that only one of the endpoints has."""
         if body.stops and not body.detokenize:
             raise InvalidRequest("stop looks for text; it must be left out where detokenize is false", param="stop")
         if len(requests) * body.n > self._settings.max_choices:
@@ -156,7 +220,10 @@ class Preparer:
         named = zip(requests, keys(required_usable(arrival.headers), len(requests)), strict=True)
         return Prepared(
             answer_id=f"{prefix}-{arrival.request_id}",
-            jobs=[self._job(TextGenerationRequest(**request), deadline, target, body.n, key) for request, key in named],
+            jobs=[
+                self._job(TextGenerationRequest(**request), deadline, target, body.n, key, bounds)
+                for request, key in named
+            ],
             deadline=deadline,
             stops=body.stops,
             stream=body.stream,
@@ -173,8 +240,9 @@ class Preparer:
         target: str | None,
         num_choices: int,
         key: str | None,
+        bounds: Mapping[str, Any],
     ) -> GenerationJob:
-        context = self._context(request)
+        context = self._context(request, bounds)
         context.num_choices = num_choices
         # The client's word for a node stays outside the context, where only an address that was looked up may be.
         return GenerationJob(
@@ -186,9 +254,9 @@ class Preparer:
             key=key,
         )
 
-    def _context(self, request: TextGenerationRequest) -> TextContext:
+    def _context(self, request: TextGenerationRequest, bounds: Mapping[str, Any]) -> TextContext:
         try:
-            return self._tokenizer.new_context(request, self._settings.max_length)
+            return self._tokenizer.new_context(request, self._settings.max_length, **bounds)
         except InvalidValue as error:
             field = error.param or ""
             name = _HTTP_NAMES.get(field, field)
@@ -278,13 +346,6 @@ def _refuse_ranking(body: CompletionRequest) -> None:
         )
 
 
-def _message(role: str, content: Any) -> TextGenerationRequestMessage:
-    parts = [part.model_dump() for part in content] if isinstance(content, list) else content
-    return TextGenerationRequestMessage.model_validate(
-        {"role": "system" if role == "developer" else role, "content": parts}
-    )
-
-
 def _seconds(text: str) -> float:
     try:
         return float(text)
@@ -301,34 +362,3 @@ def _hint(hint: Any) -> dict[str, Any] | None:
     except OverflowError:  # an integer beyond 64 bits
         return {}
     return hint if isinstance(hint, dict) and size <= MAX_HINT_BYTES else {}
-
-
-class Workshop:
-    """Runs preparations: short ones in place, long ones in a few threads, in the order in which they came."""
-
-    def __init__(self, settings: ApiSettings) -> None:
-        self._settings = settings
-        self._threads = ThreadPoolExecutor(settings.preparing_threads, thread_name_prefix="prepare")
-        self._waiting = 0
-
-    async def prepare(self, make: Callable[[bytes, Arrival], Prepared], raw: bytes, arrival: Arrival) -> Prepared:
-        """Raises Overloaded where too many wait, DeadlineExceeded for a wait beyond any request's time, and what
-        `make` raises."""
-        if len(raw) <= self._settings.offload_bytes:
-            return make(raw, arrival)
-        if self._waiting >= self._settings.max_preparing:
-            raise Overloaded(
-                f"{self._waiting} requests wait to be tokenised, which is the most that may",
-                retry_after_s=self._settings.retry_after_s,
-            )
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(self._settings.default_deadline_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, make, raw, arrival)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed while its body was prepared") from None
-        finally:
-            self._waiting -= 1
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)

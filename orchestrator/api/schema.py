@@ -11,6 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.api.structure_schema import (
+    MAX_TOOLS,
+    Effort,
+    NamedToolChoice,
+    ReasoningOptions,
+    ResponseFormat,
+    ThinkingOptions,
+    ToolCall,
+    ToolDefinition,
+)
 from pipelines.types.sampling import LARGEST_BIAS
 
 MAX_STOPS = 4
@@ -123,8 +133,12 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, description="Calls that the assistant made in this turn.")
+    tool_call_id: str | None = Field(None, description="Which call a turn of the role tool answers.")
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -143,13 +157,6 @@ class ChatMessage(BaseModel):
                 raise PydanticCustomError("content", "part {index} must have a text, a string", {"index": index})
         return content
 
-    @field_validator("role", mode="before")
-    @classmethod
-    def _role_is_supported(cls, role: Any) -> Any:
-        if role in ("tool", "function"):
-            raise PydanticCustomError("unsupported", "the role {role} is not supported yet", {"role": role})
-        return role
-
 
 class ChatCompletionRequest(GenerationBody):
     messages: list[ChatMessage] = Field(min_length=1)
@@ -160,7 +167,16 @@ class ChatCompletionRequest(GenerationBody):
     )
     prompt_tokens: list[TokenId] | None = Field(None, description="The prompt as token ids; used instead of messages.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
-    parallel_tool_calls: NoEffect = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = Field(
+        None, description="auto where it is left out."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = Field(None, description="A variable of the chat template; none: do not think.")
+    reasoning: ReasoningOptions | None = None
+    reasoning_split: bool = Field(True, description="false: thinking stays in the content, between its marks.")
+    thinking: ThinkingOptions | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -203,19 +219,12 @@ class CompletionRequest(GenerationBody):
 
 
 CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": (),
-    "reasoning": (),
-    "reasoning_split": (True,),
-    "thinking": (),
     "verbosity": ("medium",),
 }
 """Fields that the server knows and does not support yet, with the values that ask for nothing."""
@@ -223,8 +232,16 @@ CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
 COMPLETION_NOT_YET: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class PromptTokensDetails(BaseModel):
     cached_tokens: int = 0
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int = 0
 
 
 class Usage(BaseModel):
@@ -232,17 +249,36 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: Annotated[CompletionTokensDetails | None, Field(exclude_if=_is_none)] = None
+    """Where the model's thinking is told apart."""
 
 
-FinishReason = Literal["stop", "length"]
-TokenIds = Annotated[list[int] | None, Field(exclude_if=lambda ids: ids is None)]
+FinishReason = Literal["stop", "length", "tool_calls"]
+TokenIds = Annotated[list[int] | None, Field(exclude_if=_is_none)]
 """What was generated, where `detokenize` is off."""
+
+
+class AnswerFunction(BaseModel):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class AnswerToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
 
 
 class AnswerMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """None beside calls without words."""
     refusal: None = None
+    reasoning: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    reasoning_content: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """The same under another name, never both: the configuration says which."""
+    tool_calls: Annotated[list[AnswerToolCall] | None, Field(exclude_if=_is_none)] = None
 
 
 class ChatChoice(BaseModel):

@@ -13,12 +13,14 @@ from orchestrator.api.chunks import Chunks
 from orchestrator.api.endings import before, while_client_stays
 from orchestrator.api.logprobs import TokenLogprob
 from orchestrator.api.merge import merged
-from orchestrator.api.preparation import Arrival, Prepared, Preparer, Workshop
-from orchestrator.api.schema import PromptTokensDetails, Usage
+from orchestrator.api.preparation import Arrival, Prepared, Preparer
+from orchestrator.api.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from orchestrator.api.settings import ApiSettings
 from orchestrator.api.sse import EventStream
+from orchestrator.api.workshop import Workshop
 from orchestrator.ports import ClusterView, Generator
 from pipelines.text.tokenizer import TextTokenizer
+from pipelines.text.tool_parsers.tool_parser import ToolCallDelta, whole_calls
 from pronghorn.clock import Clock
 from pronghorn.tasks import Owner
 
@@ -31,6 +33,9 @@ class Answer:
     finish_reason: FinishReason
     logprobs: list[TokenLogprob]
     token_ids: list[int]
+    reasoning: str
+    tool_calls: list[ToolCallDelta]
+    """Each whole."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class Services:
                 echoed_token=job.context.tokens[0] if job.context.log_probabilities_echo else None,
                 prompt_only=prepared.prompt_only,
                 detokenize=prepared.detokenize,
+                reading=prepared.reading,
             )
             ends = frozenset(job.context.eos_tracker.eos_token_ids)
             for _ in range(prepared.num_choices):
@@ -115,6 +121,8 @@ def _whole(pieces: Sequence[Piece]) -> Answer:
         finish_reason=reason,
         logprobs=[entry for piece in pieces for entry in piece.logprobs],
         token_ids=[token for piece in pieces for token in piece.token_ids],
+        reasoning="".join(piece.reasoning for piece in pieces),
+        tool_calls=whole_calls(call for piece in pieces for call in piece.tool_calls),
     )
 
 
@@ -126,4 +134,7 @@ def _usage(prepared: Prepared, texts: Sequence[ChoiceText]) -> Usage:
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(text.cached_tokens for text in texts)),
+        completion_tokens_details=None
+        if prepared.reading is None or prepared.reading.reasoning is None
+        else CompletionTokensDetails(reasoning_tokens=sum(text.reasoning_tokens for text in texts)),
     )

@@ -33,6 +33,14 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     last_word_s: float = 2.0
     """How long a client that does not read may hold back the end of its stream once the request is over."""
     retry_after_s: float = 1.0
+    tool_parser: str = "auto"
+    """How the model writes tool calls (`pipelines/text/tool_format.py`); auto: by its chat template."""
+    reasoning_parser: str = "auto"
+    """How the model marks its thinking (`pipelines/text/reasoning_parser.py`); auto: by its chat template."""
+    emit_reasoning_content: bool = False
+    """Thinking is told as `reasoning_content` rather than `reasoning`."""
+    structured_output: bool = True
+    """Clients may send a response format. Calls of tools are enforced in any case."""
     use_client_cache_salt: bool = False
     """Honour `cache_salt` and `X-Cache-Salt`; only behind a gateway that is trusted to set them."""
     prefix_caching: bool = True

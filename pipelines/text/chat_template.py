@@ -23,7 +23,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are variables of the template, `bos_token` and so on. Raises ConfigurationError where the
         template is not Jinja."""
-        self._source = source
+        self.source = source
+        """Jinja."""
         self._special_tokens = dict(special_tokens)
         try:
             self._render([{"role": "user", "content": ""}], None, {})
@@ -57,7 +58,7 @@ class ChatTemplate:
     ) -> str:
         variables: dict[str, Any] = {"add_generation_prompt": True} | self._special_tokens | dict(options)
         rendered, _ = render_jinja_template(
-            [list(messages)], tools=list(tools) if tools else None, chat_template=self._source, **variables
+            [list(messages)], tools=list(tools) if tools else None, chat_template=self.source, **variables
         )
         text: str = rendered[0]
         return text

@@ -21,8 +21,11 @@ class IncrementalDetokenizer:
     at any length, but for tokens that go on and on without making a character.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, shown: frozenset[int] = frozenset()) -> None:
+        """`shown`: special tokens that are text here: they write their names."""
         self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids - shown
+        self._skip = not shown
         self._window: list[int] = []
         self._context = 0
         """How many tokens of the window were shown in full before."""
@@ -35,20 +38,23 @@ class IncrementalDetokenizer:
         An unfinished character is held back, and so are broken bytes until whole text follows: a byte-fallback decoder
         calls all bytes in a row broken while the last character is unfinished.
         """
-        self._window += [token for token in tokens if token not in self._tokenizer.special_ids]
-        text = self._tokenizer.decode(self._window)
+        self._window += [token for token in tokens if token not in self._hidden]
+        text = self._decode()
         whole = len(text.rstrip(_REPLACEMENT))
         fresh = self._show(text, whole)
         if fresh and whole == len(text):
             self._window = self._window[self._context :]
             self._context = len(self._window)
-            self._shown = len(self._tokenizer.decode(self._window))
+            self._shown = len(self._decode())
         return fresh
 
     def finish(self) -> str:
         """What was held back: an unfinished character becomes a replacement character."""
-        text = self._tokenizer.decode(self._window)
+        text = self._decode()
         return self._show(text, len(text))
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
 
     def _show(self, text: str, end: int) -> str:
         fresh = text[self._shown : end]

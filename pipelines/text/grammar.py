@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
+from pipelines.types.text_request import TextGenerationResponseFormat
 from pronghorn.errors import ConfigurationError, InvalidRequest
 
 MAX_SOURCE_CHARS = 256 * 1024
@@ -196,6 +197,13 @@ def rooted(schema: dict[str, Any] | bool) -> dict[str, Any]:
     if _OBJECT_KEYWORDS & schema.keys() and not _OTHER_SHAPES & schema.keys():
         schema = {"type": "object"} | schema
     return schema | {"x-guidance": _JSON_OPTIONS}
+
+
+def response_format_source(format: TextGenerationResponseFormat) -> GrammarSource:
+    """Of a format that constrains."""
+    constraint = format.constraint
+    assert constraint is not None
+    return GrammarSource("grammar", constraint) if isinstance(constraint, str) else json_schema_source(constraint)
 
 
 def regex_source(pattern: str) -> GrammarSource:

@@ -8,6 +8,7 @@ Knows neither tokens nor what is done with the two.
 from dataclasses import dataclass
 
 from pipelines.text.tool_parsers.tool_parser import Mark
+from pipelines.types.reasoning_span import ReasoningSpan
 from pronghorn.errors import ConfigurationError
 
 
@@ -52,8 +53,22 @@ def reasoning_format(name: str, template: str | None) -> ReasoningFormat | None:
 
 def opens_thinking(prompt: str, format: ReasoningFormat) -> bool:
     """Whether the answer to `prompt`, a rendered template, begins inside the thinking."""
-    started = prompt.rfind(format.start)
-    return format.always_open or (started >= 0 and not prompt[started + len(format.start) :].strip())
+    said = prompt.rstrip()
+    return said.endswith(format.start) or (format.always_open and not said.endswith(format.end))
+
+
+@dataclass(frozen=True, slots=True)
+class Thinks:
+    """How a request's model thinks."""
+
+    format: ReasoningFormat
+    max_tokens: int | None = None
+
+    def span(self, *, bounds: bool) -> ReasoningSpan | None:
+        """What whoever samples must know: None where it `bounds` no grammar and has no budget."""
+        if not bounds and self.max_tokens is None:
+            return None
+        return ReasoningSpan(start=self.format.start, end=self.format.end, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ config.json; all but the first may be missing. Loads neither torch nor weights.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipelines.text.chat_template import ChatTemplate
+from pipelines.text.grammar import response_format_source
+from pipelines.text.reasoning_parser import Thinks, opens_thinking
 from pipelines.text.thinking_region import ThinkingMarkers
 from pipelines.text.token_bytes import TokenBytes
 from pipelines.types.eos import EOSTracker
+from pipelines.types.grammar_state import GrammarState
 from pipelines.types.invalid_value import InvalidValue
 from pipelines.types.sampling import SamplingParamsGenerationConfigDefaults
 from pipelines.types.text_context import TextContext
@@ -27,6 +30,8 @@ from pipelines.types.text_request import (
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.errors import ConfigurationError, ContextLengthExceeded, InvalidRequest
 
+_THINKING_TAIL_TOKENS = 64
+"""Of a prompt: marks and blanks behind them have no more."""
 THINKING_MARKERS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 
 
@@ -89,6 +94,21 @@ class TextTokenizer:
         begin, end = THINKING_MARKERS[0]
         return ThinkingMarkers(self.encode(begin, add_special_tokens=False), self.encode(end, add_special_tokens=False))
 
+    @property
+    def template_source(self) -> str | None:
+        """Jinja, where the model has a chat template."""
+        return None if self._template is None else self._template.source
+
+    def to_json(self) -> str:
+        """The text of tokenizer.json."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    def special_ids_of(self, marks: Iterable[str]) -> frozenset[int]:
+        """Those of `marks` that are special tokens."""
+        ids = (self._tokenizer.token_to_id(mark) for mark in marks)
+        return frozenset(id for id in ids if id in self.special_ids)
+
     # --- text and tokens ---------------------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -123,21 +143,26 @@ class TextTokenizer:
         request: TextGenerationRequest,
         max_length: int,
         defaults: SamplingParamsGenerationConfigDefaults | None = None,
+        *,
+        grammar_state: GrammarState | None = None,
+        thinks: Thinks | None = None,
     ) -> TextContext:
         """What a node computes for `request`. `max_length` is the model's: prompt plus output, in tokens.
 
         `defaults`, the model's own unless given, apply where the sampling parameters leave `max_new_tokens` or
-        `stop_token_ids` open. `target_endpoint` stays unset: whoever looks the name up sets the address. Raises
+        `stop_token_ids` open. `grammar_state` says how far the request's response format is enforced, from the first
+        token on where it is left out. `target_endpoint` stays unset: whoever looks the name up sets the address. Raises
         ContextLengthExceeded naming both numbers, and InvalidRequest for what this server cannot do as asked.
         """
         defaults = defaults or self.generation_defaults
-        _refuse_what_is_not_enforced(request)
         prompt = self._prompt_tokens(request, max_length)
         if len(prompt) > max_length:
             raise _too_long(request, f"{len(prompt)} tokens", max_length)
         params = request.sampling_params
         max_new = defaults.max_new_tokens if params.max_new_tokens is None else params.max_new_tokens
         room = max_length - len(prompt)
+        format = request.response_format
+        source = None if format is None or not format.constrains else response_format_source(format)
         return TextContext(
             max_length=len(prompt) + (room if max_new is None else min(max_new, room)),
             tokens=TokenBuffer(np.array(prompt, dtype=np.int64)),
@@ -147,12 +172,20 @@ class TextTokenizer:
             log_probabilities=request.logprobs,
             log_probabilities_echo=request.echo,
             ignore_eos=params.ignore_eos,
+            json_schema=source.text if source is not None and source.kind == "json_schema" else None,
+            grammar=source.text if source is not None and source.kind == "grammar" else None,
+            grammar_state=grammar_state,
+            in_reasoning_phase=thinks is not None and self._opens_thinking(prompt, thinks),
+            reasoning=None if thinks is None else thinks.span(bounds=source is not None),
             thinking_markers=None if params.thinking_temperature is None else self.thinking_markers,
             sampling_params=params,
             model_name=request.model_name,
             external_block_metadata=request.dkv_cache_hint,
             cache_salt=request.cache_salt,
         )
+
+    def _opens_thinking(self, prompt: Sequence[int], thinks: Thinks) -> bool:
+        return opens_thinking(self.decode(prompt[-_THINKING_TAIL_TOKENS:], skip_special_tokens=False), thinks.format)
 
     def _prompt_tokens(self, request: TextGenerationRequest, max_length: int) -> list[int]:
         if request.messages:
@@ -208,12 +241,6 @@ def _too_long(request: TextGenerationRequest, size: str, max_length: int) -> Con
         f"the prompt has {size}; this model takes at most {max_length} tokens, output included",
         param="messages" if request.messages else "prompt",
     )
-
-
-def _refuse_what_is_not_enforced(request: TextGenerationRequest) -> None:
-    # Text that was meant to be constrained and is not must never be passed off as if it were.
-    if request.response_format is not None and request.response_format.constrains:
-        raise InvalidRequest("constrained output is not supported by this server", param="response_format")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class ToolFormat:
     triggers: tuple[str, ...] = ()
     starts: Callable[[Sequence[Tool]], list[str]] = field(default=lambda tools: [])
     """What makes the beginning of an answer a call."""
+    wakes_per_call: bool = False
+    """Every call has marks of its own, with free text between."""
     marks: tuple[str, ...] = ()
     """Which may be special tokens of the vocabulary: the parser must see them."""
 
@@ -210,6 +212,7 @@ HERMES = ToolFormat(
     _hermes_asks,
     lambda name, arguments: f"{hermes.START}\n{_object_text(name, arguments, 'arguments')}\n{hermes.END}",
     triggers=(hermes.START,),
+    wakes_per_call=True,
     marks=(hermes.START, hermes.END),
 )
 LLAMA3_JSON = ToolFormat(

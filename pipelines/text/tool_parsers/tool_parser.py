@@ -6,8 +6,8 @@ What looks like a call and is none becomes content, without its marks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,15 @@ def joined(parts: Sequence[Part]) -> list[Part]:
         else:
             result.append(part)
     return result
+
+
+def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """One for each call, in order."""
+    calls: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        call = calls.get(delta.index)
+        calls[delta.index] = delta if call is None else replace(call, arguments=call.arguments + delta.arguments)
+    return list(calls.values())
 
 
 class Mark:

@@ -75,10 +75,9 @@ async def test_an_unknown_field_is_named() -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        {"tools": [{"type": "function"}]},
-        {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
-        {"reasoning_effort": "low"},
+        {"functions": [{"name": "f"}]},
+        {"function_call": {"name": "f"}},
+        {"modalities": ["audio"]},
     ],
 )
 async def test_a_known_field_that_is_not_supported_is_named_with_what_is(field) -> None:
@@ -91,7 +90,7 @@ async def test_a_known_field_that_is_not_supported_is_named_with_what_is(field) 
     ("message", "param", "says"),
     [
         ({"content": "x"}, "messages[0].role", "missing"),
-        ({"role": "tool", "content": "x"}, "messages[0].role", "tool"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id", "none"),
         ({"role": "king", "content": "x"}, "messages[0].role", "king"),
         ({"role": "user", "content": 5}, "messages[0].content", "string"),
         ({"role": "user", "content": ["x"]}, "messages[0].content", "object"),

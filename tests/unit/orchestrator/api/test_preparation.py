@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from orchestrator.api.preparation import Arrival, Prepared, Preparer, Workshop
+from orchestrator.api.preparation import Arrival, Prepared, Preparer
+from orchestrator.api.workshop import Workshop
 from pronghorn.deadline import Deadline
 from pronghorn.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from tests.fakes.api_client import settings

@@ -65,7 +65,7 @@ def test_where_the_text_is_cut_changes_nothing(text: str, thinking: bool, at: in
 )
 def test_a_prompt_may_have_opened_the_thinking(prompt: str, opened: bool) -> None:
     assert opens_thinking(prompt, THINK) is opened
-    assert opens_thinking(prompt, REASONING_FORMATS["deepseek_r1"])
+    assert opens_thinking(prompt, REASONING_FORMATS["deepseek_r1"]) is not prompt.rstrip().endswith("</think>")
 
 
 def test_the_format_is_named_or_found_in_the_template() -> None:

@@ -229,12 +229,25 @@ def test_ignore_eos_keeps_strings(tokenizer: TextTokenizer) -> None:
         ({"prompt": [320]}, "prompt is 320; it must be token ids, whole numbers from 0 to 319"),
         ({"prompt": [-1]}, "from 0 to 319"),
         ({"prompt": [True]}, "from 0 to 319"),
-        (
-            {"prompt": "x", "response_format": TextGenerationResponseFormat("json_schema", json_schema={})},
-            "constrained output",
-        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(tokenizer: TextTokenizer, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         tokenizer.new_context(request(**fields), 64)
+
+
+@pytest.mark.parametrize(
+    ("format", "schema", "grammar"),
+    [
+        (None, False, False),
+        (TextGenerationResponseFormat("text"), False, False),
+        (TextGenerationResponseFormat("json_schema", json_schema={}), True, False),
+        (TextGenerationResponseFormat("grammar", grammar='start: "a"'), False, True),
+        (TextGenerationResponseFormat("grammar", json_schema={}, grammar='start: "a"'), False, True),
+    ],
+)
+def test_a_format_crosses_as_what_is_enforced(
+    tokenizer: TextTokenizer, format: TextGenerationResponseFormat | None, schema: bool, grammar: bool
+) -> None:
+    context = tokenizer.new_context(request(prompt="x", response_format=format), 64)
+    assert (context.json_schema is not None, context.grammar is not None) == (schema, grammar)
