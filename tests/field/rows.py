@@ -89,7 +89,7 @@ ROWS: tuple[Row, ...] = (
     Row("H", ("gpustack#5939", "tinfoilsh#469"), "a break in mid-stream never looks like its end", NOT_YET),
     Row("I", ("TensorRT-LLM#18156",), "router and engine hash alike, salts and adapters included", NOT_YET),
     Row("I", ("sglang#37160", "LMCache#4825"), "another tenant's salt finds nothing", NOT_YET),
-    Row("J", ("dynamo#13559",), "scaling down ends no stream", NOT_YET),
+    Row("J", ("dynamo#13559",), "scaling down, SIGTERM and a drain end no stream, and prefill serves to the end"),
     Row("J", ("dynamo#13565", "dynamo#6985", "dynamo#14251", "dynamo#4420"), "scaling never gets stuck", NOT_YET),
     Row("J", ("dynamo#5038", "dynamo#8592", "dynamo#13675"), "probes tell the truth and leak nothing", NOT_YET),
     Row("J", ("production-stack#619",), "no request before the weights are there", NOT_YET),

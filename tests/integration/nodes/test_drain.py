@@ -1,7 +1,4 @@
-"""A node that an operator asks to leave: what it still does, what it hands back, and how its orchestrators hear of it.
-
-dynamo#13559: on SIGTERM everything was aborted after five seconds, and clients got 500.
-"""
+"""A node that an operator asks to leave: what it still does, what it hands back, and who hears of it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -69,6 +66,7 @@ async def test_what_runs_still_when_the_grace_is_over_is_handed_back_to_be_gone_
     assert decode.counters.value("handed_back") == 1
 
 
+@pytest.mark.field("dynamo#13559")
 async def test_a_hand_over_in_progress_completes_and_so_does_one_that_comes_meanwhile(rig: Rig) -> None:
     prefill, engine = await rig.prefill()
     decode, _ = await rig.decode()

@@ -122,9 +122,9 @@ async def test_a_decode_node_that_stops_is_a_typed_error_or_another_node_and_the
         assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
 
 
+@pytest.mark.field("dynamo#13559")
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_nobody_hears_of_a_node_that_an_operator_drains(role: str) -> None:
-    """dynamo#13559: the clients of a server that was scaled down got 500."""
     async with cluster(decode_nodes=2, prefill_nodes=2) as (rig, replica, decode):
         tokens = prompt(4)
         leaving: Node = decode[0] if role == "decode" else rig.prefill_nodes[0]
@@ -144,6 +144,7 @@ async def test_nobody_hears_of_a_node_that_an_operator_drains(role: str) -> None
         assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
 
 
+@pytest.mark.field("dynamo#13559")
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_what_a_node_hands_back_when_its_time_is_up_goes_on_elsewhere(role: str) -> None:
     async with cluster(decode_nodes=2, prefill_nodes=2) as (rig, replica, decode):
