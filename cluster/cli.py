@@ -15,6 +15,7 @@ from cluster import chat as conversation
 from cluster import config, scaling, signals
 from cluster import drain as leaving
 from cluster import status as state_of_cluster
+from cluster import verify_ledger as audit
 from cluster.announce import Announcement, Terminal
 from cluster.config import DEFAULT_CLUSTER_NAME, DEFAULT_PORT, ClusterConfig
 from cluster.driver import Change
@@ -29,7 +30,9 @@ ABOUT = "A prefill/decode serving cluster on this machine: start it, ask it, loo
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
 model_app = typer.Typer(no_args_is_help=True, help="The model on this machine.")
-verify_app = typer.Typer(no_args_is_help=True, help="Proof that the cluster computes what one process computes.")
+verify_app = typer.Typer(
+    no_args_is_help=True, help="Proof that a cluster computes what one process does, and keeps nothing."
+)
 app.add_typer(model_app, name="model")
 app.add_typer(verify_app, name="verify")
 
@@ -271,6 +274,21 @@ def model_get(model: ModelOption = None) -> None:
     folder = find(model, config.cache_dir(config.environment()), terminal)
     terminal(Announcement("ended"))
     sys.stdout.write(f"{folder}\n")
+
+
+@verify_app.command("ledger")
+def verify_ledger(
+    name: Name = DEFAULT_CLUSTER_NAME,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds until requests that run count as work, not as a start.")] = 10.0,
+) -> None:
+    """Nobody holds anything for a request that has ended, and nodes, orchestrators and Redis agree on it."""
+    report = audit.verify(_folder(name), wait)
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+    else:
+        audit.show(report, out)
+    raise typer.Exit(0 if report.clean else 1)
 
 
 @verify_app.command("parity")

@@ -110,6 +110,14 @@ def listening(run_id: str, temp_dir: Path | None) -> list[tuple[str, str]]:
     return [(address, title) for title, address in sorted(found)]
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line, which may be a title that it wrote itself; empty where it has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
+
+
 def _title(process: psutil.Process) -> str:
     words = process.cmdline() or [process.name()]
     if "-m" in words[:4]:

@@ -15,6 +15,7 @@ from cluster import processes
 from cluster.preconditions import redacted
 from cluster.run_folder import Run, RunFolder, RunState
 from kvcache.redis_registry import RedisRegistry
+from kvcache.registry import NodeRecord, OrchestratorRecord
 from pipelines.types.frames import NodeReport
 from pronghorn.errors import ConfigurationError, Unavailable
 
@@ -28,6 +29,8 @@ class RedisStatus(msgspec.Struct, frozen=True):
     registered: list[str]
     """Names of the nodes with a live lease."""
     error: str | None = None
+    operations: dict[str, str] = {}
+    """The operations port of every node and orchestrator that is registered, by its name."""
 
 
 class Listener(msgspec.Struct, frozen=True):
@@ -117,12 +120,16 @@ def _ask_orchestrator(state: RunState) -> tuple[_Answer | None, str]:
 async def _ask_redis(url: str, key_prefix: str) -> RedisStatus:
     registry = RedisRegistry(url, key_prefix)
     try:
-        rows = await registry.list()
+        nodes = await registry.list()
+        rows: list[NodeRecord | OrchestratorRecord] = [*nodes, *await registry.orchestrators.list()]
     except Unavailable as error:
         return RedisStatus(redacted(url), False, [], error.message)
     finally:
         await registry.close()
-    return RedisStatus(redacted(url), True, [row.name for row in rows])
+    operations: dict[str, str] = {
+        row.name: row.operations_address for row in rows if row.operations_address is not None
+    }
+    return RedisStatus(redacted(url), True, [row.name for row in nodes], operations=operations)
 
 
 def _listening(run: Run) -> list[Listener]:
@@ -146,6 +153,8 @@ def show(status: ClusterStatus, console: Console) -> None:
             console.print(f"  {name:<10} {value}", highlight=False)
     if status.nodes:
         console.print(_nodes_table(status.nodes))
+    if status.redis is not None and status.redis.operations:
+        console.print(_operations_table(status.redis.operations))
     if status.listening:
         console.print(_listeners_table(status.listening))
 
@@ -171,6 +180,13 @@ def _nodes_table(nodes: list[NodeReport]) -> Table:
         table.add_row(
             node.name, node.role, node.address, health, *map(str, numbers), *(f"{rate:.0f}" for rate in rates)
         )
+    return table
+
+
+def _operations_table(operations: dict[str, str]) -> Table:
+    table = Table("operations of", "/health /ready /metrics /internal/ledger at", box=None)
+    for name, address in operations.items():
+        table.add_row(name, f"http://{address}")
     return table
 
 
