@@ -30,13 +30,12 @@ from cluster.verify_parity import Members, TokensReport, compare_tokens
 from cluster.verify_reference import OneProcess
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import DecodeNode
-from decode_nodes.prefill_client import PrefillClient
-from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
 from orchestrator.assembly import identify, start_replica
 from orchestrator.config import OrchestratorConfig
 from pipelines.node.config import NodeConfig
+from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.loop import EngineParts
@@ -45,6 +44,7 @@ from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import PrefillNode
 from pronghorn.clock import SystemClock
 from pronghorn.ids import NodeName
+from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD
 
 SEED = 20261
 TOKENS = 8
@@ -114,7 +114,8 @@ async def _pools(engine: EngineConfig) -> AsyncIterator[Members]:
     prefill = PrefillNode(
         name=NodeName("prefill"),
         config=PrefillNodeConfig(node),
-        seed_digest=seed_digest(seed),
+        hash_seed=seed,
+        fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
         engine=engine_of(prefill_nodes.engine.build, "prefill"),
         registry=registry,
         clock=clock,
@@ -122,10 +123,11 @@ async def _pools(engine: EngineConfig) -> AsyncIterator[Members]:
     decode = DecodeNode(
         name=NodeName("decode"),
         config=DecodeNodeConfig(node),
-        seed_digest=seed_digest(seed),
+        hash_seed=seed,
+        fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
         engine=engine_of(decode_nodes.engine.build, "decode"),
         registry=registry,
-        prefill=PrefillClient(clock, 60.0),
+        prefill=StreamClient(PREFILL_METHOD, clock, 60.0),
         clock=clock,
     )
     config = OrchestratorConfig("", "", engine.model_name, engine.model_path, max_length=512)

@@ -2,6 +2,7 @@
 
 Pure: what happens comes in as calls, what to do goes out as effects, in order. Knows neither engine nor stream.
 
+    (begin, where others may have the prompt's beginning) --> BRINGING --brought--> RUNNING; cancelled --> ENDED
     RESERVING --reserved--> PULLING --committed--> RUNNING --done, failed, cancelled--> ENDED
         |                    |   |                    ^
         |                    |   +--no target left----+  (the prompt is computed here, where there is room for that)
@@ -29,6 +30,7 @@ from pronghorn.errors import EngineDied, ErrorRecord, NoPrefill, PoisonRequest, 
 
 
 class AttemptState(enum.Enum):
+    BRINGING = "getting the beginning of its prompt from elsewhere"
     RESERVING = "waiting for blocks"
     PULLING = "pulling its blocks"
     STOPPING = "ending its pull"
@@ -37,7 +39,10 @@ class AttemptState(enum.Enum):
 
 
 TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.RESERVING: frozenset({AttemptState.PULLING, AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.BRINGING: frozenset({AttemptState.RUNNING, AttemptState.ENDED}),
+    AttemptState.RESERVING: frozenset(
+        {AttemptState.BRINGING, AttemptState.PULLING, AttemptState.RUNNING, AttemptState.ENDED}
+    ),
     AttemptState.PULLING: frozenset({AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED}),
     AttemptState.STOPPING: frozenset({AttemptState.ENDED}),
     AttemptState.RUNNING: frozenset({AttemptState.ENDED}),
@@ -65,6 +70,16 @@ class StartPull:
 
 
 @dataclass(frozen=True)
+class StartBringing:
+    """Get what others have of the prompt's beginning into the pool; end with `on_brought`, once."""
+
+
+@dataclass(frozen=True)
+class StopBringing:
+    """Cancel it; `on_brought` need not come any more."""
+
+
+@dataclass(frozen=True)
 class StopPull:
     """Cancel the pull; `on_pull_end` still comes."""
 
@@ -79,7 +94,7 @@ class SayFailure:
     error: ErrorRecord
 
 
-Effect = Tell | StartPull | StopPull | Say | SayFailure
+Effect = Tell | StartBringing | StopBringing | StartPull | StopPull | Say | SayFailure
 
 
 class Attempt:
@@ -105,12 +120,23 @@ class Attempt:
         """Prompt tokens that are still to be computed here."""
         return len(self.context.tokens) - self._cached_tokens if self._computing_here else 0
 
-    def begin(self, budget_s: float) -> list[Effect]:
+    def begin(self, budget_s: float, may_bring: bool = False) -> list[Effect]:
+        """`may_bring`: others may have the beginning of the prompt, should it be computed here."""
         prefill_here = not self._targets
+        if prefill_here and may_bring:
+            self._move(AttemptState.BRINGING)
+            return [StartBringing()]
         if prefill_here:
             self._computing_here = True
             self._move(AttemptState.RUNNING)
         return [Tell(Admit(self.fence, self.context, budget_s, prefill_here))]
+
+    def on_brought(self, budget_s: float) -> list[Effect]:
+        """What could be brought is in the pool, and held there until these effects are done."""
+        if self.state is not AttemptState.BRINGING:
+            return []
+        self._move(AttemptState.RUNNING)
+        return [Tell(Admit(self.fence, self.context, budget_s, prefill_here=True))]
 
     # --- from the engine ----------------------------------------------------------------------------------------------
 
@@ -157,6 +183,8 @@ class Attempt:
             text = f"{1 + len(token.siblings)} first tokens came for {self.context.num_choices} choices"
             raise TransferFailed(text, code="incomplete")
         self._first = token
+        # A hit on either node: not handed over, or not computed.
+        self._cached_tokens = max(self._cached_tokens, token.num_cached_tokens)
         return [self._say_first(0, token), *(self._say_first(i, each) for i, each in enumerate(token.siblings, 1))]
 
     def _say_first(self, choice: int, token: FirstToken | SampledToken) -> Say:
@@ -221,8 +249,9 @@ class Attempt:
         if self.state is AttemptState.PULLING:
             self._move(AttemptState.STOPPING)
             return [StopPull(), *last_word]
+        bringing = self.state is AttemptState.BRINGING
         self._move(AttemptState.ENDED)
-        return [Tell(Release(self.fence)), *last_word]
+        return [StopBringing() if bringing else Tell(Release(self.fence)), *last_word]
 
     def _start_pull(self) -> StartPull:
         target = self._targets[self._next_target]

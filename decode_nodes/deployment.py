@@ -16,18 +16,18 @@ from ray import serve
 
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import ROLE, DecodeNode
-from decode_nodes.prefill_client import PrefillClient
-from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
+from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from pronghorn.clock import SystemClock
 from pronghorn.errors import ConfigurationError
 from pronghorn.ids import NodeName
 from pronghorn.sigterm import hear_sigterm
+from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD
 
 ENGINE: Final = "decode_nodes.engine"
 
@@ -44,10 +44,11 @@ async def start_node(name: NodeName, config: DecodeNodeConfig, registry: NodeReg
     node = DecodeNode(
         name=name,
         config=config,
-        seed_digest=seed_digest(seed),
+        hash_seed=seed,
         engine=ProcessEngine(ENGINE, engine_config, seed, memory, name=name),
         registry=registry,
-        prefill=PrefillClient(clock, config.idle_channel_s),
+        fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
+        prefill=StreamClient(PREFILL_METHOD, clock, config.idle_channel_s),
         clock=clock,
     )
     await node.start()

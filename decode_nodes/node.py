@@ -11,12 +11,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, assert_never
 
-from decode_nodes.attempt import Attempt, AttemptState, Effect, Say, SayFailure, StartPull, StopPull, Tell
+from decode_nodes.attempt import (
+    Attempt,
+    AttemptState,
+    Effect,
+    Say,
+    SayFailure,
+    StartBringing,
+    StartPull,
+    StopBringing,
+    StopPull,
+    Tell,
+)
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.pull import PrefillPort, pull
+from kvcache.directory import BlockDirectory
 from kvcache.registry import NodeRegistry
 from pipelines.node.arrival import check_arrival, check_window
 from pipelines.node.ended_fences import EndedFences
+from pipelines.node.fetch_client import StreamPort
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.session_service import Server, grpc_server
@@ -56,6 +69,7 @@ class _Held:
         self.session = session
         self.since_s = since_s
         self.pull: asyncio.Task[PronghornError | None] | None = None
+        self.bringing: asyncio.Task[None] | None = None
         self.puller: Incarnation | None = None
         """The prefill node that `pull` reads from."""
 
@@ -66,21 +80,25 @@ class DecodeNode:
         *,
         name: NodeName,
         config: DecodeNodeConfig,
-        seed_digest: str,
+        hash_seed: bytes,
         engine: EnginePort,
         registry: NodeRegistry,
         prefill: PrefillPort,
+        fetch: StreamPort,
         clock: Clock,
+        directory: BlockDirectory | None = None,
         new_server: Callable[[], Server] = grpc_server,
     ) -> None:
         self.counters = Counters()
         self.shell = NodeShell(
             role=ROLE,
             name=name,
-            seed_digest=seed_digest,
+            hash_seed=hash_seed,
             config=config.node,
             engine=engine,
             registry=registry,
+            fetch=fetch,
+            directory=directory,
             clock=clock,
             counters=self.counters,
             new_server=new_server,
@@ -135,7 +153,8 @@ class DecodeNode:
             self._by_key[frame.key] = held
         self._rest.clear()
         self.counters.count("submitted")
-        self._run(held, attempt.begin(frame.budget_s))
+        may_bring = self.shell.exchange.loader.may_help(frame.context) if not frame.prefill else False
+        self._run(held, attempt.begin(frame.budget_s, may_bring))
 
     def _require_alone(self, session: Session, frame: Submit) -> None:
         """Raises RequestInProgress where another orchestrator runs the request that its client names so."""
@@ -217,6 +236,12 @@ class DecodeNode:
                         # An engine that died before the request came to it did not die of it.
                         refused = isinstance(error, EngineDied) and isinstance(command, Admit)
                         self._run(held, held.attempt.cancel(NodeRefused(error.message) if refused else error))
+                case StartBringing():
+                    held.bringing = self._pulls.start(self._bring(held), f"{held.attempt.fence}<-elsewhere")
+                    held.bringing.add_done_callback(partial(self._bringing_ended, held))
+                case StopBringing():
+                    if held.bringing is not None:
+                        held.bringing.cancel()
                 case StartPull():
                     self._start_pull(held, effect)
                 case StopPull():
@@ -235,6 +260,19 @@ class DecodeNode:
                 del self._by_key[held.attempt.key]
             if not self._held:
                 self._rest.set()
+
+    # --- what others have ---------------------------------------------------------------------------------------------
+
+    async def _bring(self, held: _Held) -> None:
+        deadline = held.attempt.deadline
+        async with self.shell.exchange.loader.brought(held.attempt.context, deadline):
+            self._run(held, held.attempt.on_brought(deadline.remaining_s(self._clock.now_s())))
+
+    def _bringing_ended(self, held: _Held, task: asyncio.Task[None]) -> None:
+        held.bringing = None
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            error = InternalError(f"bringing the beginning of a prompt failed: {bug!r}")
+            self._run(held, held.attempt.cancel(error))
 
     # --- pulls --------------------------------------------------------------------------------------------------------
 

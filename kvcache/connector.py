@@ -1,4 +1,5 @@
-"""Where else cached blocks could come from than this node's own pool: the port, and the version that has nowhere.
+"""Where else cached blocks could come from than this node's own pool, and go to: the port, and the version that has
+nowhere. Other versions: `dkv_connector.py` (other nodes), `tiers.py` (this host's memory and disk).
 
 A hint names who holds which blocks. It comes with a request, from a client or from the router, and is trusted for
 nothing: it selects among registered nodes, and the blocks asked for are those that the node's own hashes name. A hint
@@ -13,6 +14,7 @@ of them in hex (`BlockHasher.short`).
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Protocol
 
@@ -73,11 +75,59 @@ def parse_hint(metadata: Mapping[str, Any] | None) -> CacheHint | None:
     return read_hint(metadata)[1]
 
 
-class Connector(Protocol):
-    def lookup(self, hashes: Sequence[BlockHash], metadata: Mapping[str, Any] | None) -> int:
-        """How many of the leading blocks in `hashes` could be had from elsewhere: advice, not a reservation.
+@dataclass(frozen=True)
+class Located:
+    """Where the blocks that lead a chain could be had. Advice, not a reservation."""
 
-        `metadata` is the request's hint as it came. Never raises and never waits."""
+    blocks: int
+    """How many of the first could be had, those that the asker has itself included."""
+    sources: Sequence[object] = ()
+    """The connector's own."""
+
+
+class KVConnector(Protocol):
+    """Where blocks could come from, and go to, beside this node's own pool. Lives in the node's shell.
+
+    Hashes are a sequence's chain from its start, all of its full blocks. No method raises: whatever goes wrong is a
+    miss, with a counter.
+    """
+
+    def may_have(self, metadata: Mapping[str, Any] | None) -> bool:
+        """Whether `lookup` can find anything at all for a request with this hint. Costs nothing."""
+
+    async def lookup(self, hashes: Sequence[BlockHash], known: int, metadata: Mapping[str, Any] | None) -> Located:
+        """What could be had that is cheaper to bring than to compute, beyond the first `known`, which are here. Waits a
+        bounded, short time at most. `metadata` is the request's hint as it came."""
+
+    async def load(
+        self,
+        located: Located,
+        hashes: Sequence[BlockHash],
+        start: int,
+        destinations: Sequence[memoryview],
+        budget_s: float,
+    ) -> int:
+        """Write the blocks from position `start` on into `destinations`, within `budget_s`; how many of the first of
+        them are there and were verified. Nothing is written after it has returned or was cancelled."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether `offload` takes anything."""
+
+    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+        """Take copies of these blocks, as many of the first as fit; how many. The memory is the caller's again on
+        return."""
+
+    def touch(self, hashes: Sequence[BlockHash]) -> None:
+        """A sequence that begins with these blocks was asked for: keep them longer than others."""
+
+    def poll(self) -> int:
+        """Transfers of its own that go on in the background."""
+
+    def reset(self) -> None:
+        """Forget everything that is kept."""
+
+    async def close(self) -> None: ...
 
 
 class NullConnector:
@@ -91,9 +141,39 @@ class NullConnector:
         self._counters = counters
         self._known = known
 
-    def lookup(self, hashes: Sequence[BlockHash], metadata: Mapping[str, Any] | None) -> int:
+    keeps = False
+
+    def may_have(self, metadata: Mapping[str, Any] | None) -> bool:
         outcome, _ = read_hint(metadata, self._known() if self._known is not None else None)
         if outcome is not HintOutcome.ABSENT:
             reason = self.NO_CONNECTOR if outcome is HintOutcome.USABLE else outcome.value
             self._counters.count("cache_hint_miss", reason)
+        return False
+
+    async def lookup(self, hashes: Sequence[BlockHash], known: int, metadata: Mapping[str, Any] | None) -> Located:
+        return Located(known)
+
+    async def load(
+        self,
+        located: Located,
+        hashes: Sequence[BlockHash],
+        start: int,
+        destinations: Sequence[memoryview],
+        budget_s: float,
+    ) -> int:
         return 0
+
+    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+        return 0
+
+    def touch(self, hashes: Sequence[BlockHash]) -> None:
+        """Nothing is kept."""
+
+    def poll(self) -> int:
+        return 0
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -147,6 +147,8 @@ class _Arrival:
     destination: memoryview
     arrived_bytes: int = 0
     digest: bytes | None = None
+    verified: bool = False
+    """All of it is here, and has its digest."""
 
 
 @dataclass(slots=True)
@@ -186,6 +188,22 @@ class BlockReceiver:
             raise self._fail(Refusal.WRONG_COMMIT, "the sender committed other blocks than those that arrived")
         self.committed = True
 
+    @property
+    def leading(self) -> int:
+        """How many blocks from position 0 on are here and have the digest that they came with."""
+        count = 0
+        while (arrival := self._arrivals.get(count)) is not None and arrival.verified:
+            count += 1
+        return count
+
+    def commit_what_came(self, frame: CommitFrame) -> None:
+        """As `commit`, for a sender that may have had fewer blocks than were wanted: what it says it sent is here."""
+        self._require_open()
+        came = {p: arrival.digest or b"" for p, arrival in self._arrivals.items() if arrival.verified}
+        if frame.blocks != len(came) or frame.digest != _commit_digest(came):
+            raise self._fail(Refusal.WRONG_COMMIT, f"{frame.blocks} blocks were committed, {len(came)} others came")
+        self.committed = True
+
     def _write(self, piece: Piece) -> bool:
         arrival = self._arrivals.get(piece.position)
         if arrival is None:
@@ -209,6 +227,7 @@ class BlockReceiver:
             return False
         if block_digest(arrival.destination) != piece.digest:
             raise self._fail(Refusal.WRONG_DIGEST, f"{where} does not have the digest that it came with")
+        arrival.verified = True
         return True
 
     def _require_open(self) -> None:

@@ -14,11 +14,11 @@ import msgspec
 import ray
 from ray import serve
 
-from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
+from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from prefill_nodes.config import PrefillNodeConfig
@@ -27,6 +27,7 @@ from pronghorn.clock import SystemClock
 from pronghorn.errors import ConfigurationError
 from pronghorn.ids import NodeName
 from pronghorn.sigterm import hear_sigterm
+from pronghorn.wire import FETCH_METHOD
 
 ENGINE: Final = "prefill_nodes.engine"
 
@@ -43,9 +44,10 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
     node = PrefillNode(
         name=name,
         config=config,
-        seed_digest=seed_digest(seed),
+        hash_seed=seed,
         engine=ProcessEngine(ENGINE, engine_config, seed, memory, name=name),
         registry=registry,
+        fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
         clock=clock,
     )
     await node.start()

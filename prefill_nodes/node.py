@@ -13,14 +13,17 @@ from contextlib import aclosing
 from typing import Final, assert_never
 
 from kvcache import transfer
+from kvcache.directory import BlockDirectory
 from kvcache.handshake import check_peer
 from kvcache.registry import NodeRegistry
 from pipelines.node.arrival import check_arrival
 from pipelines.node.ended_fences import EndedFences
+from pipelines.node.fetch_client import StreamPort
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.session_service import Server, grpc_server
 from pipelines.node.shell import NodeShell
+from pipelines.node.stream_service import stream_handler
 from pipelines.runtime import messages
 from pipelines.runtime.messages import ChunkReady, Failed, StepReport
 from pipelines.runtime.port import EnginePort
@@ -29,7 +32,6 @@ from pipelines.types.frames import Submit
 from pipelines.types.handover import FirstToken, HandOverMessage, Progress, Refusal, Welcome
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.hand_over import Blocks, Commit, HandOver
-from prefill_nodes.service import prefill_handler
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.deadline import Deadline
@@ -44,6 +46,8 @@ from pronghorn.errors import (
 )
 from pronghorn.ids import Fence, Incarnation, NodeName
 from pronghorn.ledger import Held, Kind
+from pronghorn.tasks import Owner
+from pronghorn.wire import PREFILL_METHOD
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,8 @@ class _Held:
         self.sent: dict[int, bytes] = {}
         """Digest of each block sent, by position: what the commit says."""
         self.wake = asyncio.Event()
+        self.bringing: asyncio.Task[None] | None = None
+        """While the beginning of the prompt may come from elsewhere."""
 
 
 class PrefillNode:
@@ -69,20 +75,24 @@ class PrefillNode:
         *,
         name: NodeName,
         config: PrefillNodeConfig,
-        seed_digest: str,
+        hash_seed: bytes,
         engine: EnginePort,
         registry: NodeRegistry,
+        fetch: StreamPort,
         clock: Clock,
+        directory: BlockDirectory | None = None,
         new_server: Callable[[], Server] = grpc_server,
     ) -> None:
         self.counters = Counters()
         self.shell = NodeShell(
             role=ROLE,
             name=name,
-            seed_digest=seed_digest,
+            hash_seed=hash_seed,
             config=config.node,
             engine=engine,
             registry=registry,
+            fetch=fetch,
+            directory=directory,
             clock=clock,
             counters=self.counters,
             new_server=new_server,
@@ -92,11 +102,12 @@ class PrefillNode:
         self._link = self.shell.link
         self._held: dict[Fence, _Held] = {}
         self._ended = EndedFences()
+        self._bringing = Owner(f"{name}/bringing", self._on_bringing_failure)
         self._changed = asyncio.Event()
         """A hand-over has begun or ended since this was cleared."""
 
     async def start(self) -> None:
-        await self.shell.start(self, [prefill_handler(self.frames)])
+        await self.shell.start(self, [stream_handler(PREFILL_METHOD, self.frames)])
 
     # --- from orchestrators -------------------------------------------------------------------------------------------
 
@@ -156,7 +167,13 @@ class PrefillNode:
                     held.hand_over.on_chunk(event)
                 case messages.FirstToken():
                     held.hand_over.on_first_token(
-                        FirstToken(event.token, event.log_probabilities, event.siblings, event.prompt_log_probabilities)
+                        FirstToken(
+                            token=event.token,
+                            log_probabilities=event.log_probabilities,
+                            siblings=event.siblings,
+                            prompt_log_probabilities=event.prompt_log_probabilities,
+                            num_cached_tokens=event.num_cached_tokens,
+                        )
                     )
                 case Failed(error=error):
                     held.hand_over.fail(error)
@@ -168,6 +185,9 @@ class PrefillNode:
         for held in self._held.values():
             held.hand_over.fail(error.record())
             held.wake.set()
+
+    def _on_bringing_failure(self, task: str, error: BaseException) -> None:
+        self.fail_all(InternalError(f"{task} failed: {error!r}"))
 
     # --- hand-overs ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +208,8 @@ class PrefillNode:
                 async for frame in stream:
                     yield frame
         finally:
+            if held.bringing is not None:
+                held.bringing.cancel()  # before the release: it gives the engine nothing any more
             self._link.release(request.fence)
             del self._held[request.fence]
             self._ended.add(request.fence)
@@ -219,12 +241,10 @@ class PrefillNode:
 
     async def _serve(self, held: _Held) -> AsyncGenerator[bytes, None]:
         request = held.request
-        try:
-            self._link.send(messages.Prefill(request.fence, request.context, request.wanted, request.budget_s))
-        except EngineDied as error:  # before this prompt came to it
-            held.hand_over.fail(NodeRefused(error.message, code=error.code).record())
-        except PronghornError as error:
-            held.hand_over.fail(error.record())
+        if self.shell.exchange.loader.may_help(request.context):
+            held.bringing = self._bringing.start(self._bring(held), str(request.fence))
+        else:
+            self._begin(held)
         while True:
             step = held.hand_over.take(self._blocks_per_frame)
             match step:
@@ -247,6 +267,23 @@ class PrefillNode:
                     yield _say(Refusal(step))
                 case never:
                     assert_never(never)
+
+    async def _bring(self, held: _Held) -> None:
+        """Get what others have of the prompt, then have the rest computed."""
+        async with self.shell.exchange.loader.brought(held.request.context, held.deadline):
+            self._begin(held)
+
+    def _begin(self, held: _Held) -> None:
+        request = held.request
+        budget_s = held.deadline.remaining_s(self._clock.now_s())
+        try:
+            self._link.send(messages.Prefill(request.fence, request.context, request.wanted, budget_s))
+        except EngineDied as error:  # before this prompt came to it
+            held.hand_over.fail(NodeRefused(error.message, code=error.code).record())
+            held.wake.set()
+        except PronghornError as error:
+            held.hand_over.fail(error.record())
+            held.wake.set()
 
     async def _woken(self, held: _Held) -> bool:
         """Wait for news of this hand-over; False after `progress_period_s` without."""
@@ -281,7 +318,8 @@ class PrefillNode:
         await self.shell.drain(timeout_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Nothing: the streams belong to the server, which has stopped by now."""
+        """The streams belong to the server, which has stopped by now."""
+        await self._bringing.stop(grace_s)
 
 
 def _say(message: HandOverMessage) -> bytes:

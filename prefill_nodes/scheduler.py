@@ -99,7 +99,12 @@ class PrefillScheduler:
         log_probabilities = output.log_probabilities[0] if output.log_probabilities else None
         self._events.append(
             FirstToken(
-                prompt.fence, output.tokens[0], log_probabilities, output.siblings, output.prompt_log_probabilities
+                fence=prompt.fence,
+                token=output.tokens[0],
+                log_probabilities=log_probabilities,
+                siblings=output.siblings,
+                prompt_log_probabilities=output.prompt_log_probabilities,
+                num_cached_tokens=prompt.context.cached_prefix_length or 0,
             )
         )
 

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     HAND_OVER = "hand_over"
     UNSAID = "unsaid"
     CHANNEL = "channel"
+    HOLD = "hold"
     # An orchestrator's.
     FLIGHT = "flight"
     DISPATCHED = "dispatched"
@@ -42,6 +43,7 @@ MEANING: dict[Kind, str] = {
     Kind.HAND_OVER: "a hand-over on its prefill node, for the decode node `peer`; the note is its state",
     Kind.UNSAID: "outputs that wait for the session with `peer`",
     Kind.CHANNEL: "an open channel from a decode node to a prefill node",
+    Kind.HOLD: "blocks that a node's engine holds for a fetch or a tier, by or for this node",
     Kind.FLIGHT: "a request in its orchestrator; the note is its state",
     Kind.DISPATCHED: "an attempt that its orchestrator has given to the decode node `peer`",
     Kind.SLOT: "a request's place among those that run",

@@ -37,5 +37,6 @@ SERVER_CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 SESSION_METHOD = "/pronghorn.Node/Session"
 PREFILL_METHOD = "/pronghorn.Prefill/Prefill"
+FETCH_METHOD = "/pronghorn.Cache/FetchBlocks"
 STATUS_METHOD = "/pronghorn.Node/Status"
 DRAIN_METHOD = "/pronghorn.Node/Drain"

@@ -43,6 +43,20 @@ class FenceMessage(_message.Message):
     incarnation: str
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
+class FetchRequest(_message.Message):
+    __slots__ = ("hello", "holder_incarnation", "hashes", "budget_s", "patience_s")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_S_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    holder_incarnation: str
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    budget_s: float
+    patience_s: float
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., holder_incarnation: _Optional[str] = ..., hashes: _Optional[_Iterable[bytes]] = ..., budget_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
 class PrefillRequest(_message.Message):
     __slots__ = ("hello", "fence", "prefill_incarnation", "context", "wanted", "budget_s")
     HELLO_FIELD_NUMBER: _ClassVar[int]

@@ -52,8 +52,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("*/deployment.py", "cluster/*"),
     "grpc": (
         "pipelines/node/session_service.py",
-        "*/service.py",
-        "decode_nodes/prefill_client.py",
+        "pipelines/node/stream_service.py",
+        "pipelines/node/stream_client.py",
         "orchestrator/node_client.py",
         "cluster/simulator/channel.py",
         "cluster/drain.py",

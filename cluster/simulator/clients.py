@@ -5,13 +5,16 @@ A client runs within its orchestrator's process, where the HTTP side would. Know
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from cluster.simulator.canary import VOCAB_SIZE, continuation, first_token
-from cluster.simulator.hosts import MODEL, SimOrchestrator
-from cluster.simulator.plan import RequestPlan
+from cluster.simulator.canary import VOCAB_SIZE, canary_layout, continuation, first_token
+from cluster.simulator.hosts import CLUSTER_SEED, MODEL, SimOrchestrator
+from cluster.simulator.plan import BLOCK_TOKENS, RequestPlan
 from cluster.simulator.story import Story
+from kvcache.connector import HINT_VERSION
+from kvcache.hashing import BlockHasher
 from orchestrator.ports import GenerationJob
 from pipelines.types.eos import EOSTracker
 from pipelines.types.text_context import TextContext
@@ -73,7 +76,19 @@ def job(plan: RequestPlan, now_s: float) -> GenerationJob:
         model_name=MODEL,
         num_choices=plan.choices,
     )
-    return GenerationJob(context, Deadline.after(now_s, plan.budget_s), MODEL, plan.target_endpoint)
+    deadline = Deadline.after(now_s, plan.budget_s)
+    return GenerationJob(context, deadline, MODEL, plan.target_endpoint, _hint(plan))
+
+
+def _hint(plan: RequestPlan) -> dict[str, Any] | None:
+    if not plan.hint:
+        return None
+    hasher = BlockHasher("sha256", CLUSTER_SEED, MODEL, None, canary_layout(BLOCK_TOKENS))
+    hashes = hasher.chain(np.array(plan.prompt, dtype=np.uint32), hasher.root(plan.salt))
+    instances = [
+        {"name": name, "blocks": blocks, "last_hash": hashes[blocks - 1].hex()} for name, blocks in plan.hint.items()
+    ]
+    return {"version": HINT_VERSION, "instances": instances}
 
 
 def begin(outcome: Outcome, orchestrator: SimOrchestrator) -> None:

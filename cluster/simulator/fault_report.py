@@ -24,6 +24,7 @@ class Tally:
     endings: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     late_frames: int = 0
+    blocks_fetched: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
 
@@ -32,6 +33,7 @@ class Tally:
         self.endings.update(verdict.endings)
         self.faults.update(verdict.faults_fired)
         self.late_frames += verdict.late_frames
+        self.blocks_fetched += verdict.blocks_fetched
         self.virtual_s += verdict.virtual_s
         if not verdict.ok:
             self.failed.append(verdict)
@@ -82,6 +84,7 @@ def show(tally: Tally, out: Console) -> None:
     for kind, count in sorted(tally.faults.items()):
         table.add_row(f"fault: {kind}", str(count))
     table.add_row("outputs that came late", str(tally.late_frames))
+    table.add_row("blocks fetched from peers", str(tally.blocks_fetched))
     table.add_row("virtual time", f"{tally.virtual_s:.0f} s")
     table.add_row("wall time", f"{tally.wall_s:.1f} s")
     out.print(table)

@@ -13,7 +13,7 @@ import msgspec
 
 from cluster.simulator.channel import Directory
 from cluster.simulator.network import Link, Network
-from cluster.simulator.plan import NodePlan, Plan
+from cluster.simulator.plan import BLOCK_TOKENS, NodePlan, Plan
 from cluster.simulator.process import SimClock, SimProcess
 from cluster.simulator.registry_link import RegistryLink, SimRedis
 from cluster.simulator.sim_engine import EngineTiming, SimEngine
@@ -21,7 +21,6 @@ from cluster.simulator.story import Story
 from cluster.simulator.virtual_loop import VirtualLoop
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import DecodeNode
-from decode_nodes.prefill_client import PrefillClient
 from decode_nodes.scheduler import DecodeScheduler
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
@@ -29,16 +28,17 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.node_client import GrpcConnector
 from orchestrator.replica import Replica
 from pipelines.node.config import NodeConfig
+from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
 from pipelines.runtime.config import EngineConfig
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import PrefillNode
 from prefill_nodes.scheduler import PrefillScheduler
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation, NodeName
+from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD
 
 MODEL = "canary"
 CLUSTER_SEED = bytes(range(32))
-BLOCK_TOKENS = 4
 LEASE_S = 3.0
 HEALTH_CHECK_PERIOD_S = 1.0
 STARTUP_S = 0.05
@@ -144,7 +144,8 @@ class Hosts:
             node = PrefillNode(
                 name=NodeName(plan.name),
                 config=PrefillNodeConfig(node=config, quiet_engine_s=2.0),
-                seed_digest=seed_digest(CLUSTER_SEED),
+                hash_seed=CLUSTER_SEED,
+                fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S, new_channel),
                 engine=engine,
                 registry=registry,
                 clock=clock,
@@ -156,10 +157,11 @@ class Hosts:
             node = DecodeNode(
                 name=NodeName(plan.name),
                 config=decode,
-                seed_digest=seed_digest(CLUSTER_SEED),
+                hash_seed=CLUSTER_SEED,
+                fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S, new_channel),
                 engine=engine,
                 registry=registry,
-                prefill=PrefillClient(clock, decode.idle_channel_s, new_channel),
+                prefill=StreamClient(PREFILL_METHOD, clock, decode.idle_channel_s, new_channel),
                 clock=clock,
                 new_server=new_server,
             )

@@ -6,8 +6,8 @@ Pure: looks, and returns what is wrong in words. Nothing here waits or changes a
 from collections.abc import Iterable
 
 from cluster.simulator.clients import Outcome
-from cluster.simulator.hosts import BLOCK_TOKENS, Hosts, SimNode, SimOrchestrator
-from cluster.simulator.plan import RECEIVER, SENDER, Fault, FaultKind, Plan
+from cluster.simulator.hosts import Hosts, SimNode, SimOrchestrator
+from cluster.simulator.plan import BLOCK_TOKENS, RECEIVER, SENDER, Fault, FaultKind, Plan
 from pipelines.runtime.batching import blocks_for
 from pipelines.types.frames import POISONOUS_DEATHS
 from pronghorn.errors import (
@@ -21,12 +21,12 @@ from pronghorn.errors import (
     PronghornError,
 )
 from pronghorn.ledger import STANDING
-from pronghorn.wire import PREFILL_METHOD, SESSION_METHOD
+from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD, SESSION_METHOD
 
 LATE_S = 0.5
 """How much later than its deadline a request may end: the turns that its last word takes."""
 AT_REST = (
-    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels"),
+    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels", "peers"),
     *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes", "silence"),
 )
 """The tasks of a node or orchestrator that holds no request; beside those of its sessions."""
@@ -141,6 +141,8 @@ def wrong_at_rest(hosts: Hosts) -> list[str]:
         found += _orchestrator_at_rest(hosts, orchestrator)
     if streams := hosts.network.open_streams(PREFILL_METHOD):
         found.append(f"{len(streams)} hand-overs are open")
+    if streams := hosts.network.open_streams(FETCH_METHOD):
+        found.append(f"{len(streams)} fetches are open")
     return found
 
 
@@ -159,6 +161,8 @@ def _node_at_rest(hosts: Hosts, node: SimNode) -> list[str]:
         found.append(f"{node.host} holds {node.node.in_flight} attempts")
     if load.held_blocks or load.waiting or load.running or load.awaiting_blocks:
         found.append(f"{node.host}'s engine is not at rest: {load}")
+    if held := node.node.shell.exchange.held():
+        found.append(f"{node.host} holds {len(held)} leases and imports")
     if (wrong := _cache_told(node)) is not None:
         found.append(wrong)
     if (reason := node.node.shell.unhealthy_reason()) is not None:
@@ -232,6 +236,7 @@ def wrong_at_the_end(hosts: Hosts) -> list[str]:
     for process in [*(p for n in hosts.nodes for p in n.processes), *(o.process for o in hosts.orchestrators)]:
         if process.alive and (tasks := hosts.loop.tasks_of(process)):
             found.append(f"{process.name} has stopped, and still runs {', '.join(tasks)}")
-    if streams := hosts.network.open_streams(SESSION_METHOD) + hosts.network.open_streams(PREFILL_METHOD):
+    methods = (SESSION_METHOD, PREFILL_METHOD, FETCH_METHOD)
+    if streams := [stream for method in methods for stream in hosts.network.open_streams(method)]:
         found.append(f"{len(streams)} streams are open after everybody has stopped")
     return found

@@ -17,7 +17,7 @@ from random import Random
 
 from cluster.simulator.process import SimProcess
 from cluster.simulator.stream import End, Item, Open, Pipe, Status, Stream
-from pronghorn.wire import PREFILL_METHOD, SESSION_METHOD
+from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD, SESSION_METHOD
 
 KEEPALIVE_S = (1.5, 2.1)
 """Between which a silent peer is noticed: `pronghorn.wire`'s period and timeout."""
@@ -74,8 +74,9 @@ class Network:
         stream.method = method
         self._streams[stream] = None
         client.outgoing.send(Open(method, request))
-        if method == PREFILL_METHOD:
-            self.moments.note("ask", client.host, server.host)
+        stream.down.fetched = method == FETCH_METHOD
+        if method in (PREFILL_METHOD, FETCH_METHOD):
+            self.moments.note("ask" if method == PREFILL_METHOD else "fetch", client.host, server.host)
         if not self._reachable(stream):
             self._watch(stream)
         return stream
@@ -137,9 +138,11 @@ class Network:
         if not isinstance(item, bytes):
             return [item]
         kind = kind_of(item)
+        if pipe.fetched and kind is not None:
+            kind = f"fetched_{kind}"
         if kind is not None:
             self.moments.note(kind, pipe.source.host, pipe.target.host)
-        if kind != "blocks" or not self.tampering:
+        if kind not in ("blocks", "fetched_blocks") or not self.tampering:
             return [item]
         self.tampered += 1
         match self.tampering.popleft():

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+BLOCK_TOKENS = 4
+
 
 class NodePlan(msgspec.Struct, frozen=True):
     name: str
@@ -33,6 +35,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     eos: int | None = None
     salt: str | None = None
     target_endpoint: str | None = None
+    hint: dict[str, int] = {}
+    """Who is said to hold how many of the prompt's first blocks, true or not."""
     cancel_after_s: float | None = None
     """The client goes away, wherever the request is then."""
     stop_after_tokens: int | None = None

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgspec
+
 from cluster.simulator.canary import VOCAB_SIZE, continuation
-from cluster.simulator.plan import RECEIVER, SENDER, Fault, FaultKind, NodePlan, Plan, RequestPlan
+from cluster.simulator.plan import BLOCK_TOKENS, RECEIVER, SENDER, Fault, FaultKind, NodePlan, Plan, RequestPlan
 
 MOMENTS = ("submit", "ask", "first_token", "blocks", "commit", "outputs", "abort")
 LOAD_S = 2.5
@@ -26,13 +28,14 @@ def plan_of(seed: int) -> Plan:
     nodes = [_node(random, "prefill", i, tight) for i in range(prefill)]
     nodes += [_node(random, "decode", i, tight) for i in range(decode)]
     requests = _requests(random, nodes, orchestrators, 12 if tight else LONGEST_TOKENS)
+    requests = _hinted(Random(f"hints/{seed}"), requests, nodes)
     crowded = random.random() < 0.2
     return Plan(
         seed=seed,
         nodes=nodes,
         orchestrators=orchestrators,
         requests=requests,
-        faults=_faults(random, nodes, orchestrators),
+        faults=_faults(random, nodes, orchestrators) + _fetch_faults(Random(f"fetch/{seed}"), requests),
         max_in_flight=random.randint(1, 4) if crowded else 64,
         max_queue=random.randint(0, 8) if crowded else 64,
         max_attempts=random.choice((1, 2, 3, 3)),
@@ -105,6 +108,52 @@ def _request(
         read_delay_s=0.05 if random.random() < 0.05 else 0.0,
         choices=2 + prompt[-1] % 3 if prompt[-1] % 6 == 0 else 1,
     )
+
+
+def _hinted(random: Random, requests: list[RequestPlan], nodes: list[NodePlan]) -> list[RequestPlan]:
+    """Some requests come with word of who has their beginning: true, stale or wrong."""
+    if random.random() < 0.4:
+        return requests
+    found = []
+    if random.random() < 0.7:
+        shared = [random.randrange(VOCAB_SIZE) for _ in range(24)]
+        requests = [_begins_with(shared, request) for request in requests]
+    for request in requests:
+        blocks = len(request.prompt) // BLOCK_TOKENS
+        if blocks and random.random() < 0.8:
+            names = [node.name for node in nodes if random.random() < 0.8]
+            depths = (blocks, blocks, blocks, random.randint(1, blocks))
+            request = msgspec.structs.replace(request, hint={name: random.choice(depths) for name in names})
+        found.append(request)
+    return found
+
+
+def _begins_with(shared: list[int], request: RequestPlan) -> RequestPlan:
+    prompt = [*shared, *request.prompt[-8:]]
+    eos = None if request.eos is None else continuation(prompt, request.new_tokens)[-1]
+    return msgspec.structs.replace(request, prompt=prompt, eos=eos)
+
+
+def _fetch_faults(random: Random, requests: list[RequestPlan]) -> list[Fault]:
+    """Something happens to a holder or its asker while blocks are on their way."""
+    if not any(request.hint for request in requests) or random.random() < 0.5:
+        return []
+    moment = random.choice(("fetch", "fetched_blocks", "fetched_commit"))
+    place = random.choice((SENDER, RECEIVER))
+    other = RECEIVER if place == SENDER else SENDER
+    at_s, delay_s = random.random() * LOAD_S * 0.5, random.choice((0.0, random.random() * 0.02))
+    kind, detail, lasts_s = random.choice(
+        (
+            (FaultKind.KILL, "same", 0.5),
+            (FaultKind.PAUSE, "", 1.0),
+            (FaultKind.PAUSE_ENGINE, "", 1.0),
+            (FaultKind.CUT, "", 1.0),
+            (FaultKind.BREAK, "", 0.0),
+            (FaultKind.TAMPER, "corrupt", 1.0),
+            (FaultKind.DROP_CACHES, "", 0.0),
+        )
+    )
+    return [Fault(kind, at_s, place, other, moment, delay_s, lasts_s, detail)]
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

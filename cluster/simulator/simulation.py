@@ -46,6 +46,7 @@ class Verdict:
     virtual_s: float = 0.0
     wall_s: float = 0.0
     late_frames: int = 0
+    blocks_fetched: int = 0
 
     @property
     def ok(self) -> bool:
@@ -120,6 +121,8 @@ class _Simulation:
             verdict.story = self._story.lines
             verdict.digest = self._story.digest()
             verdict.late_frames = self._hosts.network.late
+            nodes = self._hosts.nodes
+            verdict.blocks_fetched = sum(node.node.counters.value("blocks_fetched") for node in nodes)
             for fault in self._faults.fired:
                 verdict.faults_fired[fault.kind] = verdict.faults_fired.get(fault.kind, 0) + 1
             for outcome in self._outcomes:

@@ -59,6 +59,8 @@ class Pipe:
         """The last messages that have."""
         self.last_arrival_s = 0.0
         self.cut = False
+        self.fetched = False
+        """Whether it carries what was fetched, rather than handed over."""
         self.window_bytes = carrier.window_bytes
         self._carrier = carrier
 

@@ -2,7 +2,7 @@
 
 Knows streams. What a frame means is the host's to say. Invariants: one task writes on a stream (concurrent writes
 kill a gRPC stream) and one reads; whatever ends a stream, the host hears `session_closed` once for every session
-that it has seen. gRPC is named here, in the rooms' `service.py` and in `prefill_client.py` only.
+that it has seen. gRPC is named here, in `stream_service.py` and in `stream_client.py` only.
 """
 
 import asyncio

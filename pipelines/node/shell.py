@@ -20,7 +20,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from kvcache.contents import CacheContents
+from kvcache.directory import BlockDirectory
 from kvcache.handshake import Identity
+from kvcache.hashing import seed_digest
 from kvcache.registration import Registration
 from kvcache.registry import NodeRecord, NodeRegistry
 from operations.metrics import Metrics, Reading
@@ -28,8 +30,10 @@ from operations.port import Operations
 from operations.server import OperationsServer
 from pipelines.node.batch_log import BatchLog
 from pipelines.node.block_feed import events_of
+from pipelines.node.cache_exchange import CacheExchange
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
+from pipelines.node.fetch_client import StreamPort
 from pipelines.node.grace import Grace
 from pipelines.node.readiness import Strays, overdue_reason, silence_reason
 from pipelines.node.session import Session
@@ -119,10 +123,12 @@ class NodeShell:
         *,
         role: Literal["prefill", "decode"],
         name: NodeName,
-        seed_digest: str,
+        hash_seed: bytes,
         config: NodeConfig,
         engine: EnginePort,
         registry: NodeRegistry,
+        fetch: StreamPort,
+        directory: BlockDirectory | None,
         clock: Clock,
         counters: Counters,
         new_server: Callable[[], Server] = grpc_server,
@@ -135,10 +141,24 @@ class NodeShell:
         self.contents = CacheContents()
         self.link = EngineLink(engine, clock, config.engine.stall_timeout_s)
         self._batches = BatchLog(name, counters, config.batch_log_period_s)
-        self._seed_digest = seed_digest
+        self._seed_digest = seed_digest(hash_seed)
         self._config = config
         self._clock = clock
         self._service = SessionService(self, clock, new_server)
+        self.exchange = CacheExchange(
+            name=name,
+            seed=hash_seed,
+            config=config.engine,
+            link=self.link,
+            contents=self.contents,
+            registry=registry,
+            streams=fetch,
+            directory=directory,
+            identity=lambda: self.identity,
+            require_serving=self.require_serving,
+            clock=clock,
+            counters=counters,
+        )
         self._registration = Registration(registry, config.lease_s, self.record)
         self.registered_at_unix_s = time.time()
         self._owner = Owner(name, self._on_task_failure)
@@ -168,6 +188,7 @@ class NodeShell:
                 layout=ready.layout,
                 seed_digest=self._seed_digest,
             )
+            handlers = [*handlers, *self.exchange.open(ready, self._owner)]
             port = self._service.bind(self._config.bind_host, self._config.port, handlers)
             self.address = f"{self._config.dial_host}:{port}"
             await self._service.start()
@@ -244,6 +265,7 @@ class NodeShell:
         await self._registration.end()
         await self._service.stop(grace_s)
         await self._work.stop(grace_s)
+        await self.exchange.stop()
         await self._owner.stop(grace_s)
         await self.link.stop(grace_s)
         if self._operations is not None:
@@ -264,9 +286,11 @@ class NodeShell:
         if report.cache_changes:
             self.contents.apply(report.cache_changes)
             self._service.cache_changed(events_of(report.cache_changes))
+        self.exchange.on_report(report)
         self._work.on_report(report)
         if report.stock is not None:
-            self._strays.note(report.stock.held, self._work.holds(), self._clock.now_s())
+            known = self._work.holds() | self.exchange.hold_names
+            self._strays.note(report.stock.held, known, self._clock.now_s())
 
     def _look_for_strays(self) -> None:
         """Have the engine say what it holds while it holds anything; what comes is compared in `_on_report`."""
@@ -281,6 +305,7 @@ class NodeShell:
     def _on_engine_death(self, error: PronghornError) -> None:
         log.error("node %s: the engine is gone, %d in flight fail: %s", self.name, self._work.in_flight, error.message)
         self.counters.count("engine_died")
+        self.exchange.lose()
         self._work.fail_all(error)
         self._leave_registry()
 
@@ -355,7 +380,7 @@ class NodeShell:
 
     def held(self) -> list[Held]:
         tasks = [Held(Kind.TASK, name) for name in self._owner.running]
-        return self._work.held(self._clock.now_s()) + self._service.held() + tasks
+        return self._work.held(self._clock.now_s()) + self._service.held() + self.exchange.held() + tasks
 
     def _reading(self) -> Reading:
         load, counters, engine = self.link.load, self.counters.snapshot(), self._config.engine
@@ -384,12 +409,16 @@ class NodeShell:
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def require_room(self) -> None:
-        """Raises where the node cannot take one more: NodeRefused stopped or unhealthy, Overloaded full."""
+    def require_serving(self) -> None:
+        """Raises NodeRefused where the node has stopped or is unhealthy."""
         if self.state is NodeState.STOPPED:
             raise NodeRefused(f"node {self.name} has stopped")
         if (reason := self.unhealthy_reason()) is not None:
             raise NodeRefused(f"node {self.name}: {reason}", code="unhealthy")
+
+    def require_room(self) -> None:
+        """Raises where the node cannot take one more: as `require_serving`, and Overloaded where it is full."""
+        self.require_serving()
         if self._work.in_flight >= self._config.max_in_flight:
             raise Overloaded(f"node {self.name} holds {self._work.in_flight} attempts, its bound max_in_flight")
 

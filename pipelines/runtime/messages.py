@@ -156,6 +156,8 @@ class FirstToken(msgspec.Struct, frozen=True, tag=True):
     log_probabilities: LogProbabilities | None = None
     siblings: list[SampledToken] = []
     prompt_log_probabilities: LogProbabilities | None = None
+    num_cached_tokens: int = 0
+    """Of the prompt, those that were not computed."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -32,6 +32,8 @@ class FirstToken(msgspec.Struct, frozen=True, tag=True):
     """The first tokens of the request's other choices, in order."""
     prompt_log_probabilities: LogProbabilities | None = None
     """Of the prompt's tokens from the second on, where they were asked for."""
+    num_cached_tokens: int = 0
+    """Of the prompt, those that the prefill node did not compute: it had them, or fetched them."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

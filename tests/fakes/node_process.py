@@ -19,18 +19,18 @@ import msgspec
 
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import DecodeNode
-from decode_nodes.prefill_client import PrefillClient
-from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
 from kvcache.registry import NodeRecord
 from pipelines.node.config import NodeConfig
+from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import PrefillNode
 from pronghorn.clock import SystemClock
 from pronghorn.ids import NodeName
+from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD
 from tests.fakes.canary_engine import SEED, canary_config, canary_memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,22 +121,29 @@ def _engine(told: Told) -> ProcessEngine:
 async def _serve(told: Told) -> None:
     clock = SystemClock()
     registry = MemoryRegistry(clock)
-    digest = seed_digest(SEED)
+    fetch = StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S)
     node: PrefillNode | DecodeNode
     if told.role == "prefill":
         config = PrefillNodeConfig(node=told.node)
         node = PrefillNode(
-            name=told.name, config=config, seed_digest=digest, engine=_engine(told), registry=registry, clock=clock
+            name=told.name,
+            config=config,
+            hash_seed=SEED,
+            engine=_engine(told),
+            registry=registry,
+            fetch=fetch,
+            clock=clock,
         )
     else:
         decode = DecodeNodeConfig(node=told.node, stall_timeout_s=told.stall_timeout_s)
         node = DecodeNode(
             name=told.name,
             config=decode,
-            seed_digest=digest,
+            hash_seed=SEED,
             engine=_engine(told),
             registry=registry,
-            prefill=PrefillClient(clock, decode.idle_channel_s),
+            fetch=fetch,
+            prefill=StreamClient(PREFILL_METHOD, clock, decode.idle_channel_s),
             clock=clock,
         )
     await node.start()

@@ -13,7 +13,6 @@ from grpc import aio
 
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import DecodeNode
-from decode_nodes.prefill_client import PrefillClient
 from decode_nodes.scheduler import DecodeScheduler
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
@@ -21,6 +20,8 @@ from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
 from pipelines.node.config import NodeConfig
 from pipelines.node.shell import NodeState
+from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
+from pipelines.node.stream_service import stream_handler
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import EngineParts
 from pipelines.runtime.port import EnginePort
@@ -47,11 +48,17 @@ from pipelines.types.status import GenerationStatus
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import PrefillNode
 from prefill_nodes.scheduler import PrefillScheduler
-from prefill_nodes.service import prefill_handler
 from pronghorn.clock import SystemClock
 from pronghorn.ids import Fence, Incarnation, NodeName, new_incarnation
 from pronghorn.tasks import Owner
-from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, SERVER_CHANNEL_OPTIONS, SESSION_METHOD, STATUS_METHOD
+from pronghorn.wire import (
+    CLIENT_CHANNEL_OPTIONS,
+    FETCH_METHOD,
+    PREFILL_METHOD,
+    SERVER_CHANNEL_OPTIONS,
+    SESSION_METHOD,
+    STATUS_METHOD,
+)
 from protos import node_pb2
 from tests.fakes.canary_engine import SEED, build_canary_engine, canary_config, canary_context, canary_memory
 from tests.fakes.canary_pipeline import VOCAB_SIZE, CanaryPipeline
@@ -141,10 +148,18 @@ class Orchestrator:
         await self._call.write(frame if isinstance(frame, bytes) else wire.encode(frame))
 
     async def submit(
-        self, tokens: Sequence[int], new_tokens: int, *prefill: PrefillTarget, budget_s: float = 30.0, **more: Any
+        self,
+        tokens: Sequence[int],
+        new_tokens: int,
+        *prefill: PrefillTarget,
+        budget_s: float = 30.0,
+        salt: str | None = None,
+        hint: dict[str, Any] | None = None,
+        **more: Any,
     ) -> Fence:
         self._attempts += 1
-        context = canary_context(tokens, new_tokens)
+        context = canary_context(tokens, new_tokens, salt=salt)
+        context.external_block_metadata = hint
         fence = Fence(context.request_id, self._attempts, Incarnation(self.node.incarnation))
         await self.send(Submit(fence, context, budget_s, list(prefill), **more))
         return fence
@@ -258,7 +273,8 @@ class Rig:
         node = PrefillNode(
             name=NodeName(name),
             config=PrefillNodeConfig(node=self.node_config(**changes), progress_period_s=0.05, linger_s=0.1),
-            seed_digest=seed_digest(seed),
+            hash_seed=seed,
+            fetch=StreamClient(FETCH_METHOD, self.clock, IDLE_CHANNEL_S),
             engine=engine,
             registry=self.registry,
             clock=self.clock,
@@ -280,15 +296,24 @@ class Rig:
         node = DecodeNode(
             name=NodeName(name),
             config=config,
-            seed_digest=seed_digest(seed),
+            hash_seed=seed,
+            fetch=StreamClient(FETCH_METHOD, self.clock, IDLE_CHANNEL_S),
             engine=engine,
             registry=self.registry,
-            prefill=PrefillClient(self.clock, config.idle_channel_s),
+            prefill=StreamClient(PREFILL_METHOD, self.clock, config.idle_channel_s),
             clock=self.clock,
         )
         await node.start()
         self._stack.push_async_callback(node.shell.stop)
         return node
+
+    async def registered(self, *nodes: Node) -> None:
+        """Register these, and wait until each knows the others."""
+        for node in nodes:
+            await node.shell.check_health()
+        async with asyncio.timeout(PATIENCE_S):
+            while any(len(node.shell.exchange.peers()) < len(nodes) - 1 for node in nodes):  # noqa: ASYNC110  # as `holds`
+                await asyncio.sleep(0.005)
 
     def process(self, entry: str, **changes: Any) -> ProcessEngine:
         """A canary in a process of its own; `entry` is one of tests/fakes/canary_*.py."""
@@ -323,7 +348,7 @@ class Rig:
     async def in_front_of(self, node: PrefillNode, tamper: Callable[[Frames], Frames]) -> "Front":
         """A server that serves what `tamper` makes of the node's hand-overs."""
         server = aio.server(options=SERVER_CHANNEL_OPTIONS)
-        server.add_generic_rpc_handlers([prefill_handler(tamper(node.frames))])
+        server.add_generic_rpc_handlers([stream_handler(PREFILL_METHOD, tamper(node.frames))])
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         front = Front(server, PrefillTarget(node.shell.name, f"127.0.0.1:{port}", node.shell.incarnation))

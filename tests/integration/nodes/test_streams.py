@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from grpc import aio
 
-from prefill_nodes.service import prefill_handler
+from pipelines.node.stream_service import stream_handler
 from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, PREFILL_METHOD, SERVER_CHANNEL_OPTIONS
 
 FRAME = bytes(1 << 20)
@@ -35,7 +35,7 @@ class Sender:
 @asynccontextmanager
 async def serving(sender: Sender) -> AsyncIterator[aio.Channel]:
     server = aio.server(options=SERVER_CHANNEL_OPTIONS)
-    server.add_generic_rpc_handlers([prefill_handler(sender.frames)])
+    server.add_generic_rpc_handlers([stream_handler(PREFILL_METHOD, sender.frames)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

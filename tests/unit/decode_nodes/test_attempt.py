@@ -10,7 +10,9 @@ from decode_nodes.attempt import (
     Effect,
     Say,
     SayFailure,
+    StartBringing,
     StartPull,
+    StopBringing,
     StopPull,
     Tell,
 )
@@ -57,6 +59,27 @@ def test_without_targets_the_prompt_is_computed_here() -> None:
     assert attempt.state is AttemptState.RUNNING
     assert attempt.on_tokens(DONE) == [Say(Delta(FENCE, [9], GenerationStatus.END_OF_SEQUENCE))]
     assert attempt.state is AttemptState.ENDED
+
+
+def test_a_local_prompt_is_computed_once_what_others_have_of_it_is_here() -> None:
+    attempt = new_attempt()
+    assert attempt.begin(12.0, may_bring=True) == [StartBringing()] and attempt.state is AttemptState.BRINGING
+    [admit] = commands(attempt.on_brought(10.0))
+    assert isinstance(admit, Admit) and admit.prefill_here and admit.budget_s == 10.0
+    assert attempt.state is AttemptState.RUNNING and attempt.on_brought(9.0) == []
+
+
+def test_an_attempt_that_ends_while_its_prefix_comes_tells_the_engine_nothing() -> None:
+    attempt = new_attempt()
+    attempt.begin(12.0, may_bring=True)
+    assert attempt.cancel(None) == [StopBringing()] and attempt.state is AttemptState.ENDED
+    assert attempt.on_brought(10.0) == []
+
+
+def test_the_hits_of_either_node_are_hits() -> None:
+    attempt = pulling(P1)
+    [first] = attempt.on_first_token(FirstToken(7, num_cached_tokens=64))
+    assert isinstance(first, Say) and first.delta.num_cached_tokens == 64
 
 
 def test_only_positions_behind_the_cached_blocks_are_pulled() -> None:

@@ -50,9 +50,10 @@ def test_the_shape_alone_can_be_asked_for():
 
 @pytest.mark.conformance(38)
 @pytest.mark.parametrize(("metadata", "outcome"), [*UNUSABLE, (GOOD, "no_connector")])
-def test_the_null_connector_finds_nothing_and_counts_each_hint(metadata, outcome):
+async def test_the_null_connector_finds_nothing_and_counts_each_hint(metadata, outcome):
     counters = Counters()
     connector = NullConnector(counters, lambda: {"decode-1"})
-    assert connector.lookup([BlockHash(bytes(32))], metadata) == 0
+    assert not connector.may_have(metadata)
+    assert (await connector.lookup([BlockHash(bytes(32))], 0, metadata)).blocks == 0
     expected = {} if outcome is HintOutcome.ABSENT else {f"cache_hint_miss.{outcome}": 1}
     assert counters.snapshot() == expected

@@ -190,3 +190,29 @@ def test_nothing_is_taken_after_the_commit():
     for late in frames:
         with refused("ended"):
             deliver([late], into)
+
+
+def test_a_sender_with_fewer_blocks_commits_what_it_sent():
+    into = receiver([0, 1, 2, 3])
+    *blocks, commit = sent_frames([0, 1])
+    for data in blocks:
+        into.accept(decode(data))
+    assert into.leading == 2
+    into.commit_what_came(decode(commit))
+    assert into.committed and into.leading == 2
+
+
+def test_a_commit_of_other_blocks_than_came_is_refused():
+    into = receiver([0, 1, 2])
+    first, _ = sent_frames([0])
+    into.accept(decode(first))
+    *_, commit = sent_frames([0, 1])
+    with refused("wrong_commit"):
+        into.commit_what_came(decode(commit))
+
+
+def test_a_gap_ends_what_leads():
+    into = receiver([0, 1, 2])
+    for data in sent_frames([0, 2])[:-1]:
+        into.accept(decode(data))
+    assert into.leading == 1

@@ -1,7 +1,8 @@
-"""gRPC to prefill nodes: one channel for each life of one node, kept while it is used.
+"""Server streams from other nodes over gRPC: one channel for each life of one node, kept while it is used.
 
-Knows channels and status codes. A channel that broke takes no new call and is closed with its last one; a channel
-that nobody has used for a while is closed by `sweep`. So a node that leaves costs nothing here.
+Knows channels, one method and status codes; not what the frames are. A channel that broke takes no new call and is
+closed with its last one; a channel that nobody has used for a while is closed by `close_idle`. So a node that leaves
+costs nothing here.
 """
 
 import logging
@@ -16,11 +17,15 @@ from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import Clock
 from pronghorn.errors import DeadlineExceeded, NodeLost, NodeRefused, PronghornError
 from pronghorn.ids import Incarnation
-from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, PREFILL_METHOD
+from pronghorn.wire import CLIENT_CHANNEL_OPTIONS
 
 log = logging.getLogger(__name__)
 
 Call = aio.UnaryStreamCall[Any, Any]
+
+
+IDLE_CHANNEL_S = 60.0
+"""A channel is closed when it has carried nothing for this long."""
 
 
 def grpc_channel(address: str) -> aio.Channel:
@@ -54,17 +59,22 @@ def _translate(error: aio.AioRpcError, target: PrefillTarget) -> PronghornError:
     said = f"{target.name} at {target.address}: {error.code().name}: {error.details()}"
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(f"the request's deadline passed in a hand-over from {said}")
+            return DeadlineExceeded(f"the request's deadline passed in a stream from {said}")
         case grpc.StatusCode.UNIMPLEMENTED | grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NodeRefused(said)
         case _:
             return NodeLost(said)
 
 
-class PrefillClient:
+class StreamClient:
     def __init__(
-        self, clock: Clock, idle_channel_s: float, new_channel: Callable[[str], aio.Channel] = grpc_channel
+        self,
+        method: str,
+        clock: Clock,
+        idle_channel_s: float,
+        new_channel: Callable[[str], aio.Channel] = grpc_channel,
     ) -> None:
+        self._method = method
         self._clock = clock
         self._new_channel = new_channel
         self._idle_channel_s = idle_channel_s
@@ -79,12 +89,12 @@ class PrefillClient:
 
     @asynccontextmanager
     async def stream(self, target: PrefillTarget, request: bytes, timeout_s: float) -> AsyncIterator[_Stream]:
-        """Open a hand-over with `target`; leaving the context cancels it on both sides."""
+        """Open a stream with `target`; leaving the context cancels it on both sides."""
         key = (target.address, target.incarnation)
         entry = self._channels.get(key)
         if entry is None:
             entry = self._channels[key] = _Channel(self._new_channel(target.address))
-        method: aio.UnaryStreamMultiCallable[Any, Any] = entry.channel.unary_stream(PREFILL_METHOD)
+        method: aio.UnaryStreamMultiCallable[Any, Any] = entry.channel.unary_stream(self._method)
         call: Call = method(request, timeout=timeout_s)
         stream = _Stream(call, target)
         entry.users += 1
@@ -111,7 +121,7 @@ class PrefillClient:
             await entry.channel.close()
 
     async def close(self) -> None:
-        """Close every channel; the hand-overs on them break."""
+        """Close every channel; the streams on them break."""
         entries = list(self._channels.values())
         self._channels.clear()
         for entry in entries:

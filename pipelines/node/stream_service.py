@@ -1,7 +1,7 @@
-"""The hand-over over gRPC: raw request in, raw frames out, one stream for the whole of it.
+"""A server stream of raw frames over gRPC: one raw request in, frames out. Hand-overs and fetches are such streams.
 
-Knows the method and the stream. What the frames are is the node's to say. Leaving the generator, by its end or by
-the cancellation of the call, is what frees the request's blocks.
+Knows the method and the stream. What the frames are is the node's to say. Leaving the generator, by its end or by the
+cancellation of the call, is what frees what it holds.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import grpc
 from grpc import aio
 
 from pipelines.node.session_service import MethodHandlers, method_handlers
-from pronghorn.wire import PREFILL_METHOD
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +23,20 @@ READER_TIMEOUT_S = 10.0
 Frames = Callable[[bytes], AsyncGenerator[bytes, None]]
 
 
-def prefill_handler(frames: Frames, reader_timeout_s: float = READER_TIMEOUT_S) -> MethodHandlers:
-    """Serve `frames(request)` as the Prefill method. Flow control is its back-pressure."""
+def stream_handler(
+    method: str, frames: Frames, *, limit_s: float | None = None, reader_timeout_s: float = READER_TIMEOUT_S
+) -> MethodHandlers:
+    """Serve `frames(request)` as `method`, cut off after `limit_s`. Flow control is its back-pressure."""
 
-    async def prefill(request: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        await hand_over(frames(request), context.write, reader_timeout_s)
+    async def serve(request: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await hand_over(frames(request), context.write, reader_timeout_s)
+        except TimeoutError:
+            log.warning("a stream of %s was cut off after %s s", method, limit_s)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"cut off after {limit_s} s")
 
-    return method_handlers((PREFILL_METHOD, grpc.unary_stream_rpc_method_handler(prefill)))
+    return method_handlers((method, grpc.unary_stream_rpc_method_handler(serve)))
 
 
 async def hand_over(
@@ -47,5 +53,5 @@ async def hand_over(
                 return
             except aio.BaseError as error:
                 # The asker has gone, or its time is up, which is no fault of ours.
-                log.debug("a hand-over ended before it was read: %s", error)
+                log.debug("a stream ended before it was read: %s", error)
                 return

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from grpc import aio
 
-from prefill_nodes.service import hand_over
+from pipelines.node.stream_service import hand_over
 
 
 class Source:

@@ -1,0 +1,122 @@
+"""What a node of either kind gives to, and gets from, the cluster's cache: put together here, once for both.
+
+Knows the parts and their order: holds in the engine, fetches that are served, the connector, the loader. Decides
+nothing itself. Invariant: after `stop` nothing touches the block memory.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from kvcache.connector import KVConnector, NullConnector
+from kvcache.contents import CacheContents
+from kvcache.directory import BlockDirectory
+from kvcache.dkv_connector import COMPUTE, DKVConnector
+from kvcache.fetch_plan import Rates
+from kvcache.handshake import Identity
+from kvcache.hashing import BlockHasher
+from kvcache.registry import NodeRegistry
+from pipelines.node.engine_holds import EngineHolds
+from pipelines.node.engine_link import EngineLink
+from pipelines.node.fetch_client import FetchClient, StreamPort
+from pipelines.node.fetch_service import LEASE_S, FetchService
+from pipelines.node.peers import Peers
+from pipelines.node.prefix_loader import PrefixLoader
+from pipelines.node.session_service import MethodHandlers
+from pipelines.node.stream_service import stream_handler
+from pipelines.runtime.config import EngineConfig
+from pipelines.runtime.messages import EngineReady, StepReport
+from pronghorn.clock import Clock
+from pronghorn.counters import Counters
+from pronghorn.ids import NodeName
+from pronghorn.ledger import Held, Kind
+from pronghorn.tasks import Owner
+from pronghorn.wire import FETCH_METHOD
+
+IDLE_CHANNELS_PERIOD_S = 30.0
+
+
+class CacheExchange:
+    loader: PrefixLoader
+    """From `open` on."""
+
+    def __init__(
+        self,
+        *,
+        name: NodeName,
+        seed: bytes,
+        config: EngineConfig,
+        link: EngineLink,
+        contents: CacheContents,
+        registry: NodeRegistry,
+        streams: StreamPort,
+        directory: BlockDirectory | None,
+        identity: Callable[[], Identity],
+        require_serving: Callable[[], None],
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        self._name = name
+        self._seed = seed
+        self._config = config
+        self._link = link
+        self._contents = contents
+        self._streams = streams
+        self._directory = directory
+        self._identity = identity
+        self._clock = clock
+        self._counters = counters
+        self.peers = Peers(registry, name)
+        self._rates = Rates()
+        self._holds = EngineHolds(link.send)
+        self._service = FetchService(identity, require_serving, self._holds, link, clock, counters)
+        self._connector: KVConnector = NullConnector(counters, self.peers)
+
+    def open(self, ready: EngineReady, owner: Owner) -> list[MethodHandlers]:
+        """The engine has started: what is to be served beside the node's own methods. Runs under `owner`."""
+        hasher = BlockHasher(self._config.hash_algo, self._seed, self._config.model_name, None, ready.layout)
+        memory = self._link.memory
+        if self._config.enable_prefix_caching:
+            self._connector = DKVConnector(
+                name=self._name,
+                peers=self.peers,
+                source=FetchClient(self._identity, self._streams, self._clock),
+                directory=self._directory,
+                rates=self._rates,
+                block_bytes=memory.block_bytes,
+                block_tokens=self._config.block_tokens,
+                clock=self._clock,
+                counters=self._counters,
+            )
+        self.loader = PrefixLoader(
+            self._connector, hasher, self._contents, self._holds, memory, self._clock, self._counters
+        )
+        owner.start(self.peers.watch(), "peers")
+        owner.start(self._close_idle_channels(), "idle-channels")
+        return [stream_handler(FETCH_METHOD, self._service.frames, limit_s=LEASE_S)]
+
+    def on_report(self, report: StepReport) -> None:
+        """After `contents` has taken its changes."""
+        self._holds.on_events(report.holds)
+        if report.stats is not None:
+            self._rates.note(COMPUTE, report.prompt_tokens, report.stats.execution_time_s, self._clock.now_s())
+
+    def lose(self) -> None:
+        """The engine has ended."""
+        self._holds.lose()
+
+    @property
+    def hold_names(self) -> set[str]:
+        """What the engine's stock calls the blocks that it holds for this."""
+        return set(self._holds.open)
+
+    def held(self) -> list[Held]:
+        return [Held(Kind.HOLD, name) for name in self._holds.open]
+
+    async def _close_idle_channels(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHANNELS_PERIOD_S)
+            await self._streams.close_idle()
+
+    async def stop(self) -> None:
+        await self._connector.close()
+        await self._streams.close()

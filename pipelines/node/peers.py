@@ -1,0 +1,35 @@
+"""The other nodes that are registered, as of the registry's last word. An outage keeps what was known.
+
+Knows rows; not whether anybody answers.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from kvcache.registry import NodeRecord, NodeRegistry
+from pronghorn.errors import Unavailable
+from pronghorn.ids import NodeName
+
+log = logging.getLogger(__name__)
+
+ROLES = ("prefill", "decode")
+
+
+class Peers:
+    def __init__(self, registry: NodeRegistry, name: NodeName) -> None:
+        self._registry = registry
+        self._name = name
+        self._records: dict[NodeName, NodeRecord] = {}
+
+    def __call__(self) -> Mapping[NodeName, NodeRecord]:
+        return self._records
+
+    async def watch(self) -> None:
+        """For ever."""
+        async for _ in self._registry.changes():
+            try:
+                records = await self._registry.list()
+            except Unavailable as error:
+                log.debug("%s keeps the peers that it knows: %s", self._name, error.message)
+                continue
+            self._records = {r.name: r for r in records if r.role in ROLES and r.name != self._name}

@@ -1,0 +1,122 @@
+"""Gets the beginning of a prompt from elsewhere before the engine computes it, where that is cheaper.
+
+Knows contexts, hashes and the connector; not whose request it is. In order: what the node has itself is left alone;
+where the same block is being brought already, that is waited for; the connector says what could be had; the engine
+gives blocks for it; what has landed is published. All within a share of the request's time; whatever goes wrong, the
+engine computes the prompt as if nothing had been tried.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from kvcache.connector import KVConnector
+from kvcache.contents import CacheContents
+from kvcache.hashing import BlockHash, BlockHasher, pack_tokens
+from kvcache.memory import BlockMemory
+from pipelines.node.engine_holds import EngineHolds
+from pipelines.types.text_context import TextContext
+from pronghorn.clock import Clock
+from pronghorn.counters import Counters
+from pronghorn.deadline import Deadline
+from pronghorn.errors import EngineDied, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
+
+SHARE: Final = 0.5
+"""Of what is left of a request's time; the rest is for computing what did not come."""
+MARGIN: Final = 0.9
+"""Of that share, so that what has landed when it is over still counts."""
+
+
+class PrefixLoader:
+    def __init__(
+        self,
+        connector: KVConnector,
+        hasher: BlockHasher,
+        contents: CacheContents,
+        holds: EngineHolds,
+        memory: BlockMemory,
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        self._connector = connector
+        self._hasher = hasher
+        self._contents = contents
+        self._holds = holds
+        self._memory = memory
+        self._clock = clock
+        self._counters = counters
+        self._bringing: dict[BlockHash, asyncio.Event] = {}
+        """By the first block that is being brought."""
+
+    def may_help(self, context: TextContext) -> bool:
+        """Whether `brought` could bring anything. Where not, the engine can have the prompt at once."""
+        if context.awaits_prompt_log_probabilities or len(context.tokens) <= self._hasher.block_tokens:
+            return False
+        return self._connector.may_have(context.external_block_metadata)
+
+    @asynccontextmanager
+    async def brought(self, context: TextContext, deadline: Deadline) -> AsyncIterator[None]:
+        """What could be brought of the prompt's prefix is in the pool, and stays there until the context is left: by
+        then the engine has been given the prompt. Notes in `context` how many tokens came. Raises nothing of its own.
+        """
+        async with AsyncExitStack() as stack:
+            now_s = self._clock.now_s()
+            try:
+                async with asyncio.timeout(deadline.remaining_s(now_s) * SHARE):
+                    await self._bring(stack, context, now_s + deadline.remaining_s(now_s) * SHARE)
+            except TimeoutError:
+                self._counters.count("prefix_not_brought", "timeout")
+            except (Unavailable, Overloaded, EngineDied) as error:
+                self._counters.count("prefix_not_brought", error.code)
+            yield
+
+    async def _bring(self, stack: AsyncExitStack, context: TextContext, until_s: float) -> None:
+        tokens = context.tokens
+        chain = self._hasher.chain(pack_tokens(tokens.all), self._hasher.root(context.cache_salt))
+        wanted = chain[: (len(tokens) - 1) // self._hasher.block_tokens]
+        self._connector.touch(wanted)
+        while True:
+            known = self._contents.leading(wanted)
+            if known == len(wanted):
+                return
+            under_way = self._bringing.get(wanted[known])
+            if under_way is None:
+                break
+            await under_way.wait()
+        done = self._bringing[wanted[known]] = asyncio.Event()
+        try:
+            landed = await self._load(stack, context, chain, wanted, known, until_s)
+            context.cached_prefix_external_length = landed * self._hasher.block_tokens
+        finally:
+            del self._bringing[wanted[known]]
+            done.set()
+
+    async def _load(
+        self,
+        stack: AsyncExitStack,
+        context: TextContext,
+        chain: Sequence[BlockHash],
+        wanted: Sequence[BlockHash],
+        known: int,
+        until_s: float,
+    ) -> int:
+        located = await self._connector.lookup(chain, known, context.external_block_metadata)
+        count = min(located.blocks, len(wanted))
+        if count <= known:
+            return 0
+        imported = await stack.enter_async_context(self._holds.importing(wanted[:count]))
+        if imported is None:
+            self._counters.count("prefix_not_brought", "no_room")
+            return 0
+        if imported.found == count:
+            return 0
+        destinations = [self._memory.block(block) for block in imported.blocks[imported.found :]]
+        budget_s = MARGIN * (until_s - self._clock.now_s())
+        landed = await self._connector.load(located, wanted[:count], imported.found, destinations, budget_s)
+        if landed:
+            imported.publish(imported.found + landed)
+        return landed

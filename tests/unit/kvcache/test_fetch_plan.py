@@ -1,0 +1,72 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcache.fetch_plan import (
+    FADES_S,
+    MIN_SEGMENT_BLOCKS,
+    Rates,
+    Segment,
+    patience_s,
+    segments,
+    wait_s,
+    worth_fetching,
+)
+
+
+def test_a_rate_is_of_the_latest_measurements_by_weight() -> None:
+    rates = Rates()
+    assert rates.rate("a", 0.0) is None
+    rates.note("a", 100.0, 1.0, 0.0)
+    rates.note("a", 1000.0, 1.0, 1.0)
+    rate = rates.rate("a", 1.0)
+    assert rate is not None and 550.0 < rate < 1000.0
+    rates.note("a", 1.0, 0.0, 2.0)  # took no time: says nothing
+    assert rates.rate("a", 2.0) == rate
+
+
+def test_an_old_measurement_says_nothing_any_more() -> None:
+    rates = Rates()
+    rates.note("a", 1.0, 10.0, 0.0)
+    assert rates.rate("a", FADES_S) is not None and rates.rate("a", FADES_S + 0.1) is None
+
+
+def test_blocks_are_fetched_where_the_link_beats_the_engine_or_nothing_is_known() -> None:
+    assert worth_fetching(1000, None, 0.0, 16, 10.0)
+    assert worth_fetching(1000, 10.0, 0.0, 16, None)
+    assert worth_fetching(1000, 1000.0, 0.1, 16, 10.0)  # 1.1 s against 1.6 s
+    assert not worth_fetching(1000, 1000.0, 0.7, 16, 10.0)
+
+
+def test_waiting_is_bounded_by_what_computing_would_take() -> None:
+    assert wait_s(1000, 100.0) == 20.0 and wait_s(1, 100.0) == 0.5
+    assert patience_s(1000, 100.0) == 0.5 and patience_s(40, 100.0) == 0.1
+
+
+def test_what_two_have_is_shared_out_by_speed_and_the_deeper_one_gives_the_rest() -> None:
+    assert segments(0, [("a", 40, 1.0), ("b", 40, 3.0)]) == [Segment("a", 0, 10), Segment("b", 10, 40)]
+    assert segments(0, [("deep", 100, 1.0), ("shallow", 20, 9.0)]) == [
+        Segment("shallow", 0, 20),
+        Segment("deep", 20, 100),
+    ]
+    assert segments(5, [("a", 5, 1.0)]) == []
+
+
+def test_few_blocks_come_from_one_node() -> None:
+    assert segments(0, [("a", 9, None), ("b", 9, None)]) == [Segment("b", 0, 9)]
+
+
+@given(
+    st.integers(0, 50),
+    st.lists(st.tuples(st.integers(0, 200), st.none() | st.floats(0.1, 1e9)), max_size=6),
+)
+def test_segments_cover_what_the_deepest_has_once_and_ask_nobody_for_more_than_it_has(start, drawn):
+    holders = [(f"n{i}", depth, speed) for i, (depth, speed) in enumerate(drawn)]
+    depth_of = {name: depth for name, depth, _ in holders}
+    found = segments(start, holders)
+    position = start
+    for segment in found:
+        assert segment.start == position < segment.stop <= depth_of[segment.name]
+        position = segment.stop
+    deepest = max(depth_of.values(), default=0)
+    assert position == max(start, deepest)
+    assert len(found) <= max(1, (deepest - start) // MIN_SEGMENT_BLOCKS)
