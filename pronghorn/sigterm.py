@@ -7,8 +7,11 @@ given another meaning here. Where SIGTERM is handled otherwise, nothing is chang
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 ENDING = "raise_sys_exit_with_custom_error_message"
 
@@ -17,6 +20,7 @@ def hear_sigterm(loop: asyncio.AbstractEventLoop, heard: Callable[[], None]) -> 
     """Have `heard` called on `loop` at each SIGTERM; whether that could be arranged. From any thread."""
     namespace = getattr(signal.getsignal(signal.SIGTERM), "__globals__", {})
     if ENDING not in namespace:
+        log.warning("SIGTERM will end this process without a drain: its handler is not Ray's")
         return False
 
     def instead(_message: str, exit_code: int = 0) -> None:

@@ -1,9 +1,10 @@
 import warnings
 from typing import Any
 
+import msgspec
 import pytest
 
-from cluster.config import ClusterConfig, ServiceConfig
+from cluster.config import APPLICATION_NAME, ClusterConfig, ServiceConfig
 from pronghorn.errors import ConfigurationError
 
 with warnings.catch_warnings():  # Ray's modules warn of their own ways when they are imported
@@ -56,3 +57,24 @@ def test_a_serve_that_listens_elsewhere_is_refused_with_what_to_give() -> None:
 
 def test_a_serve_without_applications_on_the_same_port_is_used() -> None:
     require_room("there", CONFIG, HTTPOptions(host="127.0.0.1", port=8000), [])
+
+
+class Controller:
+    """Serve with one application, deployed with these arguments."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        self._args = args
+
+    def get_serve_details(self) -> dict[str, Any]:
+        return {"applications": {APPLICATION_NAME: {"deployed_app_config": {"args": self._args}}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours"),
+    [({}, True), ({"revision": 3}, True), ({"key_prefix": "another"}, False), ({"model_path": "/another"}, False)],
+)
+def test_what_was_redeployed_is_still_ours_to_withdraw(changes: dict[str, Any], ours: bool) -> None:
+    application = object.__new__(ServeApplication)
+    application._config = CONFIG
+    args = msgspec.to_builtins(CONFIG.service) | changes
+    assert application._is_deployed(Controller(args)) is ours  # type: ignore[arg-type]  # all of it that is asked
