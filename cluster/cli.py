@@ -99,6 +99,13 @@ def up(
             show_default="none",
         ),
     ] = None,
+    advertise_host: Annotated[
+        str | None,
+        typer.Option(
+            help="What nodes are dialled at, where something that forwards their ports stands before them.",
+            show_default="their machine's address",
+        ),
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests when it ends.")] = 30.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds until a start counts as failed.")] = 300.0,
@@ -139,6 +146,7 @@ def up(
                 "engine_settings": dict(map(config.parse_setting, setting or [])),
                 "deadline_s": deadline,
                 "drain_timeout_s": drain_timeout,
+                "advertise_host": advertise_host,
             },
         },
         ClusterConfig,

@@ -69,6 +69,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Counts rolling redeployments: Serve replaces every replica of an application whose arguments have changed."""
     node_host: str | None = None
     """The interface of the nodes' gRPC servers; None: the address by which Ray knows each node's machine."""
+    advertise_host: str | None = None
+    """What others dial instead, where something that forwards every node's port stands before the nodes."""
 
     def __post_init__(self) -> None:
         for field, least in (
@@ -204,6 +206,7 @@ def node(service: ServiceConfig) -> dict[str, Any]:
         "redis_url": service.redis_url,
         "key_prefix": service.key_prefix,
         "host": service.node_host,
+        "advertise_host": service.advertise_host,
         "drain_timeout_s": service.drain_timeout_s,
     }
 

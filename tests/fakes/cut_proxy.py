@@ -8,13 +8,14 @@
 - `reset`: every connection there is ends with an RST.
 - `corrupt`: the byte at an offset from now on is flipped, once, on each way asked for.
 - `delay`: each piece passes so much later.
+- `after`: something is done at the moment when so many bytes have passed, before the next one does.
 """
 
 import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 UP, DOWN = "up", "down"
@@ -33,8 +34,21 @@ class Way:
         self.delay_s = 0.0
         self.corrupt_in: int | None = None
         """Bytes until the one that is flipped; None: none is."""
-        self.seen_bytes = 0
         self.dropped_bytes = 0
+        self._waits: list[tuple[int, Callable[[], None]]] = []
+
+    def after(self, count: int, what: Callable[[], None]) -> None:
+        self._waits.append((count, what))
+
+    def cut_at(self, size: int) -> int:
+        """How much of a piece of `size` bytes passes before the next thing that is to be done."""
+        return min([size, *(count for count, _ in self._waits)])
+
+    def passed(self, size: int) -> None:
+        due = [what for count, what in self._waits if count <= size]
+        self._waits = [(count - size, what) for count, what in self._waits if count > size]
+        for what in due:
+            what()
 
     def spoil(self, data: bytes) -> bytes:
         if self.corrupt_in is None:
@@ -91,6 +105,10 @@ class CutProxy:
     def corrupt(self, offset: int, *ways: str) -> None:
         for way in ways or BOTH:
             self.ways[way].corrupt_in = offset
+
+    def after(self, offset: int, way: str, what: Callable[[], None]) -> None:
+        """Have `what` done once, when `offset` more bytes have passed that way."""
+        self.ways[way].after(offset, what)
 
     def reset(self) -> None:
         for connection in list(self._connections):
@@ -151,17 +169,23 @@ class CutProxy:
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(READ_BYTES):
-                way.seen_bytes += len(data)
-                await way.passing.wait()
-                if way.dropping:
-                    way.dropped_bytes += len(data)
-                    connection.torn = True
-                    continue
-                if way.delay_s:
-                    await asyncio.sleep(way.delay_s)
-                writer.write(way.spoil(data))
-                await writer.drain()
+                while data:
+                    size = way.cut_at(len(data))
+                    await self._pass(connection, way, data[:size], writer)
+                    way.passed(size)
+                    data = data[size:]
             await way.passing.wait()  # the end of a connection travels on the link too
+
+    async def _pass(self, connection: Connection, way: Way, data: bytes, writer: asyncio.StreamWriter) -> None:
+        await way.passing.wait()
+        if way.dropping:
+            way.dropped_bytes += len(data)
+            connection.torn = True
+            return
+        if way.delay_s:
+            await asyncio.sleep(way.delay_s)
+        writer.write(way.spoil(data))
+        await writer.drain()
 
 
 @asynccontextmanager

@@ -81,6 +81,18 @@ async def test_one_byte_is_flipped_once(echoed: Pair) -> None:
     assert await reader.readexactly(12) == b"abcdef" + bytes([ord("g") ^ 0xFF]) + b"hijkl"
 
 
+async def test_something_is_done_between_two_bytes(echoed: Pair) -> None:
+    proxy, reader, writer = echoed
+    proxy.after(3, DOWN, lambda: proxy.hold(DOWN))
+    writer.write(b"abcdef")
+    assert await reader.readexactly(3) == b"abc"
+    rest = asyncio.ensure_future(reader.readexactly(3))
+    done, _ = await asyncio.wait([rest], timeout=0.05)
+    assert not done
+    proxy.heal()
+    assert await rest == b"def"
+
+
 async def test_nobody_behind_it_is_heard_at_once() -> None:
     async with cut_proxy("127.0.0.1:1") as proxy:
         reader, writer = await asyncio.open_connection(*proxy.address.split(":"))

@@ -96,7 +96,7 @@ def test_no_request_may_be_longer_than_the_pool_or_the_model(model: Path) -> Non
 
 
 def test_what_each_room_is_told_is_what_it_takes(model: Path) -> None:
-    told = service(model, decode=2, threads=2, drain_timeout_s=7.0)
+    told = service(model, decode=2, threads=2, drain_timeout_s=7.0, advertise_host="127.0.0.9")
     decode = parse_node({"node": config.node(told)}, DecodeNodeConfig)
     prefill = parse_node({"node": config.node(told)}, PrefillNodeConfig)
     orchestrator = parse_orchestrator(config.orchestrator(told))
@@ -104,6 +104,7 @@ def test_what_each_room_is_told_is_what_it_takes(model: Path) -> None:
     assert decode.node.engine.num_blocks == config.num_blocks(told)
     assert decode.node.engine.threads == 2
     assert decode.node.drain_timeout_s == orchestrator.drain_s == 7.0
+    assert decode.node.placed(lambda: "10.0.0.7").dial_host == "127.0.0.9"
     assert decode.node.engine.max_length == orchestrator.max_length == 512
 
 
