@@ -24,6 +24,7 @@ from cluster.model import find, served_name
 from cluster.run_folder import Run, RunFolder, RunState, names
 from cluster.shutdown import take_down
 from cluster.simulator import fault_report, load_report
+from orchestrator.routing.policies import POLICIES
 from pronghorn.errors import ConfigurationError, PronghornError
 
 ABOUT = "A prefill/decode serving cluster on this machine: start it, ask it, look at it, end it."
@@ -90,6 +91,10 @@ def up(
         typer.Option(help="Prompt plus output, in tokens.", show_default="the model's, where it fits"),
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")] = True,
+    policy: Annotated[str, typer.Option(help=f"How nodes are chosen: {', '.join(POLICIES)}.")] = "kv_aware",
+    disaggregation: Annotated[
+        str, typer.Option(help="auto: decode nodes may compute a prompt where that is clearly sooner; always: never.")
+    ] = "auto",
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -143,6 +148,8 @@ def up(
                 "max_batch_size": max_batch_size,
                 "max_length": max_length,
                 "prefix_caching": prefix_caching,
+                "policy": policy,
+                "disaggregation": disaggregation,
                 "engine_settings": dict(map(config.parse_setting, setting or [])),
                 "deadline_s": deadline,
                 "drain_timeout_s": drain_timeout,

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from kvcache.layout import KVLayout
+from orchestrator.routing.policies import POLICIES
 from pipelines.models.config import read_config
 from pipelines.runtime.config import EngineConfig
 from pronghorn.errors import ConfigurationError
@@ -33,6 +34,7 @@ REDIS_VARIABLE = "REDIS_URL"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
+Disaggregation = Literal["auto", "always"]
 Edge = Literal["auto", "haproxy", "serve"]
 
 
@@ -61,6 +63,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Requests that one orchestrator runs at once; as many again may wait."""
     max_length: int | None = None
     prefix_caching: bool = True
+    policy: str = "kv_aware"
+    """By which nodes are chosen for a request: one of `orchestrator.routing.policies.POLICIES`."""
+    disaggregation: Disaggregation = "auto"
+    """auto: a decode node computes a prompt itself where that is predicted to be clearly sooner; always: never while a
+    prefill node could."""
     engine_settings: dict[str, Any] = {}
     """Further fields of `EngineConfig`, such as its scheduling policy, by name."""
     deadline_s: float = 600.0
@@ -83,6 +90,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         ):
             if getattr(self, field) < least:
                 raise ConfigurationError(f"{field} is {getattr(self, field)}; it must be at least {least}", param=field)
+        if self.policy not in POLICIES:
+            raise ConfigurationError(
+                f"policy is {self.policy!r}; it must be one of {', '.join(POLICIES)}", param="policy"
+            )
         above_zero = "deadline_s drain_timeout_s max_batch_size max_in_flight kv_memory_bytes chunk_tokens max_length"
         for field in above_zero.split():
             value = getattr(self, field)
@@ -226,6 +237,9 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "logits_processors": sorted(service.engine_settings.get("logits_processors", {})),
         "prefill_expected": service.prefill > 0,
         "prefix_caching": service.prefix_caching,
+        "policy": service.policy,
+        "disaggregation": service.disaggregation,
+        "hash_algo": engine(service).get("hash_algo", "sha256"),
     }
 
 

@@ -14,6 +14,7 @@ from kvcache.connector import HintOutcome, read_hint
 from orchestrator.admission import Admission
 from orchestrator.breaker import counts_as_failure
 from orchestrator.config import OrchestratorConfig
+from orchestrator.explanation import Explanations, RequestRecord
 from orchestrator.flight import Flight
 from orchestrator.hints import routed_hint
 from orchestrator.holdings import Holdings
@@ -97,6 +98,7 @@ class Dispatcher:
         prompts: PromptKeys,
         holdings: Holdings,
         speeds: LearnedSpeeds,
+        explanations: Explanations,
         nodes: Nodes,
         sessions: Sessions,
         clock: Clock,
@@ -108,6 +110,7 @@ class Dispatcher:
         self._prompts = prompts
         self._holdings = holdings
         self._speeds = speeds
+        self._explanations = explanations
         self._nodes = nodes
         self._sessions = sessions
         self._clock = clock
@@ -161,6 +164,7 @@ class Dispatcher:
         flight.timer = asyncio.get_running_loop().call_later(left_s, self._post, flight, DeadlinePassed())
         self._counters.count("request_accepted")
         self._note_hint(job)
+        self._explanations.accepted(_record(job), self._clock.now_s())
         if self._admission.enter(flight.request_id):
             self._post(flight, Admitted())
         return flight
@@ -290,6 +294,8 @@ class Dispatcher:
             self._uneasy[flight.request_id] = flight
         else:
             self._uneasy.pop(flight.request_id, None)
+            if isinstance(event, AttemptFailed | NodeGone):
+                self._explanations.attempt_ended(flight.request_id, type(event).__name__)
             if flight.computes is not None:
                 self._nodes.computed(flight.computes)
         for effect in effects:
@@ -322,6 +328,7 @@ class Dispatcher:
             case Deliver():
                 if (output := flight.progress.take(effect.delta)) is not None:
                     flight.stranded_at_s = None
+                    self._explanations.delivered(flight.request_id, output, self._clock.now_s())
                     flight.deliver(output)
             case DeliverEnd():
                 flight.deliver(
@@ -329,9 +336,11 @@ class Dispatcher:
                 )
             case Finish() | Cancel():
                 self._counters.count("request_ended", flight.lifecycle.state.value)
+                self._explain_end(flight, None)
                 flight.end(None)
             case Fail():
                 self._counters.count("request_failed", effect.error.code)
+                self._explain_end(flight, effect.error)
                 flight.end(self._with_retry_after(effect.error))
             case ReleaseSlot():
                 self._release(flight)
@@ -369,6 +378,7 @@ class Dispatcher:
             self._counters.count("prefill_here" if could else "prefill_fallback", "sooner" if could else "local")
         flight.computes = (route.prefill[0] if route.prefill else route.decode).incarnation
         self._hint(flight, route)
+        self._explanations.routed(flight.request_id, route, self._prompts.kv_bytes_per_token, self._clock.now_s())
         return Routed(route.decode.name, route.decode.incarnation, route.prefill, route.only_these)
 
     def _blocks(self, flight: Flight) -> PromptBlocks:
@@ -426,6 +436,10 @@ class Dispatcher:
             left_s = max(0.0, flight.stranded_at_s + self._config.migration_wait_s - now_s)
             flight.wait_timer = asyncio.get_running_loop().call_later(left_s, self._post, flight, WaitOver())
 
+    def _explain_end(self, flight: Flight, error: PronghornError | None) -> None:
+        outcome, code = flight.lifecycle.state.value, None if error is None else error.code
+        self._explanations.ended(flight.request_id, outcome, code, self._clock.now_s())
+
     def _release(self, flight: Flight) -> None:
         flight.stop_timers()
         del self._flights[flight.request_id]
@@ -475,3 +489,13 @@ class Dispatcher:
         self._admission.check()
         assert self._admission.running + self._admission.waiting == len(self._flights)
         assert self._idle.is_set() == (not self._flights)
+
+
+def _record(job: GenerationJob) -> RequestRecord:
+    return RequestRecord(
+        request_id=str(job.context.request_id),
+        model=job.model,
+        prompt_tokens=len(job.context.tokens),
+        session=job.session,
+        target_endpoint=job.target_endpoint,
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvcache.registry import NodeRecord
+from orchestrator.explanation import RequestRecord
 from pipelines.types.frames import NodeFrame, NodeReport, OrchestratorFrame
 from pipelines.types.text_context import TextContext
 from pipelines.types.text_output import TextGenerationOutput
@@ -57,6 +58,12 @@ class ClusterView(Protocol):
         """Whether a request could be served now, and why (not): at least one usable decode node."""
 
     def counters(self) -> dict[str, int]: ...
+
+    def gauges(self) -> dict[str, int]:
+        """Sizes of what is known here of the nodes' caches."""
+
+    def explain(self, request_id: str) -> RequestRecord | None:
+        """Why a request went where it went, while that is kept."""
 
     def in_flight(self) -> int:
         """Requests accepted and not ended, queued ones included."""

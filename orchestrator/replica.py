@@ -12,6 +12,7 @@ from orchestrator.admission import Admission
 from orchestrator.breaker import BreakerPolicy
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
+from orchestrator.explanation import Explanations, RequestRecord
 from orchestrator.holdings import Holdings
 from orchestrator.membership import Membership
 from orchestrator.nodes import Nodes, NodeView
@@ -52,6 +53,7 @@ class Replica:
         breaker = BreakerPolicy(config.breaker_failures, config.breaker_open_s, 8 * config.breaker_open_s)
         reservations, speeds = Reservations(), LearnedSpeeds()
         random = random or Random(0)
+        self.explanations = Explanations()
         self.holdings = Holdings(config.block_index_bytes, self._counters)
         prompt_keys = PromptKeys(config.hash_algo, seed if config.prefix_caching else None, config.model_name)
         setting = Setting(random, speeds.of, lambda: prompt_keys.kv_bytes_per_token, config.disaggregation == "always")
@@ -71,6 +73,7 @@ class Replica:
             prompts=prompt_keys,
             holdings=self.holdings,
             speeds=speeds,
+            explanations=self.explanations,
             nodes=self._nodes,
             sessions=self.membership,
             clock=clock,
@@ -129,6 +132,12 @@ class Replica:
 
     def counters(self) -> dict[str, int]:
         return self._counters.snapshot()
+
+    def explain(self, request_id: str) -> RequestRecord | None:
+        return self.explanations.find(request_id)
+
+    def gauges(self) -> dict[str, int]:
+        return self.holdings.gauges()
 
     def in_flight(self) -> int:
         return self.dispatcher.in_flight()

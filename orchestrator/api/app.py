@@ -66,7 +66,7 @@ def build_app(
         services.workshop.close()
 
     app = Api(title="Pronghorn", version=settings.version, lifespan=lifespan, redirect_slashes=False)
-    app.add_middleware(RequestEdge)
+    app.add_middleware(RequestEdge, explain=view.explain)
     install_error_handlers(app)
     for router in (
         chat_routes(services),

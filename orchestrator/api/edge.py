@@ -6,14 +6,22 @@ The id in the header is the client's own where it sent a usable one (`request_id
 
 import logging
 import uuid
+from collections.abc import Callable
 
+import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.errors import UNFORESEEN, error_response
 from orchestrator.api.request_id import HEADER, usable
+from orchestrator.explanation import RequestRecord
 
 log = logging.getLogger(__name__)
+
+EXPLAIN_HEADER = "x-explain"
+"""Of a request: 1 asks for the header below."""
+EXPLANATION_HEADER = "x-explanation"
+"""Of an answer: the request's record (`orchestrator/explanation.py`) as far as it goes when the answer begins, JSON."""
 
 
 def header_request_id(headers: Headers) -> str:
@@ -23,21 +31,27 @@ def header_request_id(headers: Headers) -> str:
 
 
 class RequestEdge:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, explain: Callable[[str], RequestRecord | None]) -> None:
         self._app = app
+        self._explain = explain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = header_request_id(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        request_id = header_request_id(headers)
+        wants_explanation = headers.get(EXPLAIN_HEADER, "") in ("1", "true")
         started = False
 
         async def send_marked(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[HEADER] = request_id
+                answer = MutableHeaders(scope=message)
+                answer[HEADER] = request_id
+                if wants_explanation and (record := self._explain(scope.get("state", {}).get("request_id", ""))):
+                    answer[EXPLANATION_HEADER] = msgspec.json.encode(record).decode()
             await send(message)
 
         try:

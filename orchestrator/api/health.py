@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from orchestrator.api.errors import UnknownRoute
 from orchestrator.api.settings import ApiSettings
 from orchestrator.ports import ClusterView
 from pronghorn.errors import DeadlineExceeded, InvalidRequest, Unavailable
@@ -47,6 +48,14 @@ def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
             raise DeadlineExceeded(f"the nodes did not take the reset within {RESET_WITHIN_S:g} s") from None
         return {"status": "ok"}
 
+    @router.get("/internal/requests/{request_id}", include_in_schema=False)
+    async def explain(request_id: str) -> Response:
+        """By the id in the answer, with or without its `chatcmpl-` or `cmpl-`."""
+        record = view.explain(request_id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
+        if record is None:
+            raise UnknownRoute(f"no request {request_id!r} is kept here")
+        return Response(msgspec.json.encode(record), media_type="application/json")
+
     @router.get("/internal/status")
     async def status() -> Response:
         return Response(msgspec.json.encode(_status(view, settings)), media_type="application/json")
@@ -64,4 +73,5 @@ def _status(view: ClusterView, settings: ApiSettings) -> dict[str, Any]:
         "in_flight": view.in_flight(),
         "nodes": view.nodes(),
         "counters": view.counters(),
+        "gauges": view.gauges(),
     }

@@ -19,6 +19,7 @@ from orchestrator.api.schema import (
     COMPLETION_NOT_YET,
     MAX_HINT_BYTES,
     MAX_SALT_CHARS,
+    MAX_SESSION_CHARS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationBody,
@@ -217,11 +218,12 @@ class Preparer:
             raise InvalidRequest("stream_options may only be set when stream is true", param="stream_options")
         deadline = self._deadline(body, arrival)
         target = arrival.headers.get("x-target-endpoint") or body.target_endpoint or None
+        session = self._session(body, arrival)
         named = zip(requests, keys(required_usable(arrival.headers), len(requests)), strict=True)
         return Prepared(
             answer_id=f"{prefix}-{arrival.request_id}",
             jobs=[
-                self._job(TextGenerationRequest(**request), deadline, target, body.n, key, bounds)
+                self._job(TextGenerationRequest(**request), deadline, target, body.n, key, session, bounds)
                 for request, key in named
             ],
             deadline=deadline,
@@ -240,6 +242,7 @@ class Preparer:
         target: str | None,
         num_choices: int,
         key: str | None,
+        session: str | None,
         bounds: Mapping[str, Any],
     ) -> GenerationJob:
         context = self._context(request, bounds)
@@ -252,6 +255,7 @@ class Preparer:
             target_endpoint=target,
             hint=request.dkv_cache_hint,
             key=key,
+            session=session,
         )
 
     def _context(self, request: TextGenerationRequest, bounds: Mapping[str, Any]) -> TextContext:
@@ -323,6 +327,15 @@ class Preparer:
                 param="X-Cache-Salt",
             )
         return (in_header or body.cache_salt or None) if self._settings.use_client_cache_salt else None
+
+    def _session(self, body: GenerationBody, arrival: Arrival) -> str | None:
+        in_header = arrival.headers.get("x-session-id", "")
+        if len(in_header) > MAX_SESSION_CHARS:
+            raise InvalidRequest(
+                f"X-Session-ID has {len(in_header)} characters; at most {MAX_SESSION_CHARS} are allowed",
+                param="X-Session-ID",
+            )
+        return in_header or body.prompt_cache_key or None
 
     def _deadline(self, body: GenerationBody, arrival: Arrival) -> Deadline:
         most_s = self._settings.default_deadline_s

@@ -29,6 +29,7 @@ MAX_STOP_TOKENS = 1024
 """Stops go with the request to its node, and are looked for in every piece of text."""
 MAX_HINT_BYTES = 64 * 1024
 """As msgpack. A usable hint, of 64 instances at most, is far below it."""
+MAX_SESSION_CHARS = 512
 MAX_SALT_CHARS = 512
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -91,7 +92,16 @@ class GenerationBody(StrictBody):
     store: NoEffect = None
     service_tier: NoEffect = None
     safety_identifier: NoEffect = None
-    prompt_cache_key: NoEffect = None
+    prompt_cache_key: (
+        Annotated[
+            str,
+            Field(
+                max_length=MAX_SESSION_CHARS,
+                description="What requests of one conversation have in common: they are likely to go to the same node.",
+            ),
+        ]
+        | None
+    ) = None
     prompt_cache_retention: NoEffect = None
 
     @field_validator("stop", mode="before")

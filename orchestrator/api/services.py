@@ -52,6 +52,7 @@ class Services:
     async def prepare(self, request: Request, make: Callable[[bytes, Arrival], Prepared]) -> Prepared:
         """Read the body and make of it what is to be generated."""
         arrival = Arrival(uuid.uuid4().hex, request.url.path, request.headers, self.clock.now_s())
+        request.state.request_id = arrival.request_id
         raw = await read_body(request, self.settings.max_request_bytes, self.settings.default_deadline_s)
         return await self.workshop.prepare(make, raw, arrival)
 

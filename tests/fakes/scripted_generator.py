@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.explanation import RequestRecord
 from orchestrator.ports import GenerationJob
 from pipelines.types.frames import NodeReport
 from pipelines.types.log_probabilities import LogProbabilities
@@ -116,6 +117,7 @@ class ScriptedView:
     reports: list[NodeReport] = field(default_factory=list)
     readiness: tuple[bool, str] = (True, "1 decode node")
     resets: int = 0
+    records: dict[str, RequestRecord] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeReport]:
         return self.reports
@@ -125,6 +127,12 @@ class ScriptedView:
 
     def counters(self) -> dict[str, int]:
         return {"attempts": 3}
+
+    def gauges(self) -> dict[str, int]:
+        return {}
+
+    def explain(self, request_id: str) -> RequestRecord | None:
+        return self.records.get(request_id)
 
     def in_flight(self) -> int:
         return 2

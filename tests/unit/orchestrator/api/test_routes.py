@@ -1,8 +1,13 @@
+import json
+
 import pytest
 
+from orchestrator.explanation import RequestRecord
+from orchestrator.ports import GenerationJob
 from pipelines.types.frames import NodeReport
 from pronghorn.ids import Incarnation, NodeName
 from tests.fakes.api_client import MODEL, Served, error_of
+from tests.fakes.scripted_generator import Step, spoken
 
 
 @pytest.mark.conformance(59)
@@ -142,3 +147,25 @@ def references(node: object) -> set[str]:
     if isinstance(node, list):
         return set().union(*(references(value) for value in node))
     return set()
+
+
+async def test_a_requests_record_is_found_by_its_id_and_stands_in_a_header_when_asked_for() -> None:
+    served = Served()
+    served.view.records["abc"] = RequestRecord("abc", MODEL, 4)
+    for name in ("abc", "chatcmpl-abc", "cmpl-abc"):
+        assert (await served.request("GET", f"/internal/requests/{name}")).json()["prompt_tokens"] == 4
+    error_of(await served.request("GET", "/internal/requests/other"), 404)
+
+
+async def test_an_answer_has_its_explanation_in_a_header_where_that_was_asked_for() -> None:
+    def script(job: GenerationJob) -> list[Step]:
+        request_id = str(job.context.request_id)
+        served.view.records[request_id] = RequestRecord(request_id, MODEL, 4, session=job.session)
+        return spoken("hello")
+
+    served = Served(script)
+    plain = await served.complete()
+    assert plain.status_code == 200 and "x-explanation" not in plain.headers
+    for stream in (False, True):
+        asked = await served.complete({"X-Explain": "1", "X-Session-ID": "talk"}, stream=stream)
+        assert json.loads(asked.headers["x-explanation"])["session"] == "talk"

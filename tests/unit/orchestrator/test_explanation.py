@@ -1,0 +1,52 @@
+import asyncio
+import json
+import logging
+
+import pytest
+
+from orchestrator.explanation import Explanations, RequestRecord
+from pipelines.types.status import GenerationStatus
+from pronghorn.errors import NodeRefused
+from pronghorn.ids import RequestID
+from pronghorn.tasks import Owner
+from tests.fakes.orchestrator_cluster import Cluster, running
+
+
+async def read(cluster: Cluster, request_id: RequestID) -> None:
+    async with cluster.replica.generate(cluster.job(request_id=request_id)) as outputs:
+        async for _ in outputs:
+            pass
+
+
+async def test_a_record_tells_the_choice_the_attempts_and_what_came_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pronghorn.requests")
+    request_id, client = RequestID(), Owner("client")
+    async with running() as cluster:
+        nodes = [await cluster.join("decode-1"), await cluster.join("decode-2")]
+        task = client.start(read(cluster, request_id), "request")
+        await cluster.until(lambda: any(node.submits for node in nodes))
+        nodes.sort(key=lambda node: not node.submits)
+        nodes[0].fail(nodes[0].submits[0].fence, NodeRefused("no"))
+        fence = (await nodes[1].submitted()).fence
+        record = cluster.replica.explain(str(request_id))
+        assert record is not None and record.outcome == "running" and record.retries == 1
+        nodes[1].produce(fence, 1, cached=2)
+        nodes[1].produce(fence, 2, status=GenerationStatus.END_OF_SEQUENCE)
+        await asyncio.wait_for(task, 5.0)
+        record = cluster.replica.explain(str(request_id))
+        assert record is not None
+        assert [attempt.considered[0].decode for attempt in record.attempts] == [node.record.name for node in nodes]
+        assert [attempt.ended for attempt in record.attempts] == ["AttemptFailed", None]
+        assert (record.reused_tokens, record.output_tokens, record.outcome) == (2, 2, "finished")
+        assert record.first_token_s is not None and record.ended_s is not None
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "pronghorn.requests"]
+    assert json.loads(line)["request_id"] == str(request_id)
+    await client.stop(1.0)
+
+
+def test_only_the_latest_are_kept() -> None:
+    explanations = Explanations(kept=2)
+    for name in "abc":
+        explanations.accepted(RequestRecord(name, "tiny", 1), 0.0)
+    assert explanations.find("a") is None and explanations.find("c") is not None
+    explanations.ended(RequestID("a"), "finished", None, 1.0)

@@ -1,0 +1,132 @@
+import pytest
+
+from kvcache.hashing import index_keys
+from orchestrator.holdings import ASKS_AGAIN_S, DRIFT_LASTS_S, EXPECTS_S, Holdings
+from pipelines.types.frames import BlockEvents, BlocksCleared, BlocksRemoved, BlocksStored, NodeReport
+from pronghorn.counters import Counters
+from pronghorn.ids import Incarnation
+from tests.fakes.memory_node import record, report
+
+NODE = Incarnation("node.life")
+OTHER = Incarnation("node.next-life")
+PROMPT = index_keys((i + 1).to_bytes(8, "little") for i in range(8))
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def holdings(counters: Counters) -> Holdings:
+    return Holdings(1 << 24, counters)
+
+
+def stored(first: int, last: int) -> BlocksStored:
+    return BlocksStored(first or None, PROMPT[8 * first : 8 * last])
+
+
+def snapshot(sequence: int, *events: BlocksStored, more: bool = False) -> BlockEvents:
+    return BlockEvents(sequence, list(events), snapshot=True, more=more)
+
+
+def said(found: int | None) -> NodeReport:
+    life = record("node", incarnation=NODE)
+    return NodeReport(
+        **{f: getattr(report(life), f) for f in NodeReport.__struct_fields__} | {"findable_blocks": found}
+    )
+
+
+def test_a_snapshot_then_events_in_order_are_what_the_node_holds(holdings: Holdings) -> None:
+    assert not holdings.events(NODE, snapshot(1, stored(0, 2), more=True), 0.0)
+    assert not holdings.synced(NODE)
+    assert not holdings.events(NODE, BlockEvents(2, [stored(2, 4)]), 0.0)
+    assert holdings.synced(NODE)
+    assert not holdings.events(NODE, BlockEvents(3, [stored(4, 6), BlocksRemoved(PROMPT[40:48])]), 0.0)
+    assert holdings.find(PROMPT) == {NODE: 5}
+    holdings.events(NODE, BlockEvents(4, [BlocksCleared()]), 0.0)
+    assert holdings.find(PROMPT) == {}
+
+
+def test_a_missing_frame_is_noticed_and_a_snapshot_is_asked_for_until_it_comes(
+    holdings: Holdings, counters: Counters
+) -> None:
+    """llm-d-router#1737, #1887."""
+    holdings.events(NODE, snapshot(1, stored(0, 2)), 0.0)
+    assert holdings.events(NODE, BlockEvents(3, [stored(2, 4)]), 0.0)
+    assert not holdings.events(NODE, BlockEvents(4, [stored(4, 6)]), ASKS_AGAIN_S / 2)
+    assert holdings.events(NODE, BlockEvents(5, [stored(6, 7)]), ASKS_AGAIN_S)
+    assert holdings.find(PROMPT) == {NODE: 2}
+    assert not holdings.events(NODE, snapshot(6, stored(0, 7)), ASKS_AGAIN_S)
+    assert holdings.find(PROMPT) == {NODE: 7}
+    assert counters.snapshot()["block_events_lost"] == 1
+
+
+def test_a_sequence_that_goes_backwards_empties_what_was_known(holdings: Holdings) -> None:
+    """llm-d-router#2853."""
+    holdings.events(NODE, snapshot(7, stored(0, 4)), 0.0)
+    assert holdings.events(NODE, BlockEvents(1, [stored(0, 1)]), 0.0)
+    assert holdings.find(PROMPT) == {}
+
+
+def test_a_snapshot_replaces_and_another_life_inherits_nothing(holdings: Holdings) -> None:
+    """kthena#1223, #1428: the same name, restarted, is credited with nothing."""
+    holdings.events(NODE, snapshot(1, stored(0, 6)), 0.0)
+    holdings.events(NODE, snapshot(2, stored(0, 1)), 0.0)
+    assert holdings.find(PROMPT) == {NODE: 1}
+    holdings.lost(NODE)
+    holdings.events(OTHER, snapshot(1), 0.0)
+    assert holdings.find(PROMPT) == {}
+
+
+def test_events_before_any_snapshot_are_not_built_on(holdings: Holdings) -> None:
+    assert holdings.events(NODE, BlockEvents(4, [stored(0, 2)]), 0.0)
+    assert holdings.find(PROMPT) == {}
+
+
+def test_what_was_given_out_counts_as_held_for_a_while(holdings: Holdings, counters: Counters) -> None:
+    """llm-d-kv-cache#544: what was expected and never came is counted."""
+    holdings.tick(0.0)
+    holdings.events(NODE, snapshot(1), 0.0)
+    holdings.expect(NODE, PROMPT)
+    assert holdings.find(PROMPT) == holdings.find(PROMPT, [NODE]) == {NODE: 8}
+    assert holdings.find_best(PROMPT, 1) == [NODE]
+    holdings.tick(EXPECTS_S)
+    assert holdings.find(PROMPT) == {NODE: 8}
+    holdings.tick(2 * EXPECTS_S)
+    assert holdings.find(PROMPT) == {}
+    assert counters.snapshot()["block_expected_in_vain"] == 1
+
+
+def test_what_was_expected_and_came_is_simply_held(holdings: Holdings, counters: Counters) -> None:
+    holdings.tick(0.0)
+    holdings.events(NODE, snapshot(1), 0.0)
+    holdings.expect(NODE, PROMPT)
+    holdings.events(NODE, BlockEvents(2, [stored(0, 8)]), 0.0)
+    holdings.tick(EXPECTS_S)
+    holdings.tick(2 * EXPECTS_S)
+    assert holdings.find(PROMPT) == {NODE: 8}
+    assert "block_expected_in_vain" not in counters.snapshot()
+
+
+def test_a_lost_node_is_expected_to_hold_nothing(holdings: Holdings) -> None:
+    holdings.expect(NODE, PROMPT)
+    holdings.lost(NODE)
+    assert holdings.find(PROMPT) == {}
+    holdings.check()
+
+
+def test_an_index_that_stays_far_from_what_the_node_says_is_made_anew(holdings: Holdings) -> None:
+    """aibrix#2287, llm-d-kv-cache#593: an event that was lost without a gap is made up for within seconds."""
+    holdings.events(NODE, snapshot(1, stored(0, 8)), 0.0)
+    assert not holdings.heartbeat(said(8), 0.0)
+    assert not holdings.heartbeat(said(200), 1.0)
+    assert not holdings.heartbeat(said(8), 2.0)
+    assert not holdings.heartbeat(said(200), 3.0)
+    assert holdings.heartbeat(said(200), 3.0 + DRIFT_LASTS_S)
+    assert not holdings.heartbeat(said(None), 9.0)
+
+
+def test_nothing_is_said_of_a_prompt_without_blocks(holdings: Holdings) -> None:
+    holdings.events(NODE, snapshot(1, stored(0, 8)), 0.0)
+    assert holdings.find(b"") == holdings.find(b"", [NODE]) == {}
