@@ -6,7 +6,7 @@ the other; what two looks say is no accident. Knows the ledger's kinds and who m
     a node's attempt        an orchestrator has dispatched it
     a dispatched attempt    its node lives and holds it
     a hand-over, a pull     the node at the other end lives and holds the other one
-    blocks, sequences       the shell of the same node holds the attempt
+    blocks, sequences       the shell of the same node holds the attempt, or a hold
     slots, places, timers   the same orchestrator has the flight
     a row                   its process answers, as that life
     a replica's process     it stands in the registry, as does whoever holds a session
@@ -68,7 +68,7 @@ COUNTERPARTS: dict[Kind, Kind] = {
 """What the process at the other end must hold under the same owner."""
 
 OWNERS: dict[Kind, tuple[Kind, ...]] = {
-    Kind.BLOCKS: (Kind.ATTEMPT, Kind.HAND_OVER),
+    Kind.BLOCKS: (Kind.ATTEMPT, Kind.HAND_OVER, Kind.HOLD),
     Kind.SEQUENCE: (Kind.ATTEMPT, Kind.HAND_OVER),
     Kind.PULL: (Kind.ATTEMPT,),
     Kind.SLOT: (Kind.FLIGHT,),

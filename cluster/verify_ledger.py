@@ -107,7 +107,7 @@ def _replicas(run: Run) -> dict[int, str]:
         words = processes.words_of(process)
         title = next((word for word in words if REPLICA_TITLE in word), None)
         if title is not None:
-            found[process.pid] = title.removeprefix("ray::")
+            found[process.pid] = title.removeprefix("ray::").split(".")[0]  # behind the dot: what it is doing
     return found
 
 

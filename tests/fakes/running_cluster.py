@@ -113,6 +113,12 @@ class RunningCluster:
 
         self.wait_until(rests, 30.0)
 
+    def assert_ledger_clean(self, wait_s: float = 120.0) -> None:
+        """Nobody holds anything for a request that has ended, once replaced nodes are back; fails naming what is left
+        over."""
+        done = self.pronghorn("verify", "ledger", "--name", self.name, f"--wait={wait_s}")
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
     def processes(self) -> list[psutil.Process]:
         return processes.of_run(self.run_id, self.temp_dir)
 

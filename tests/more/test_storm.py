@@ -74,6 +74,7 @@ def test_every_request_ends_though_nodes_of_both_kinds_are_killed(cluster: Runni
     assert ended["answered"] > REQUESTS // 2
     assert_at_rest(cluster)
     wait_until_whole(cluster)
+    cluster.assert_ledger_clean()
 
 
 def test_streams_run_on_while_redis_is_killed_and_every_node_is_registered_again(cluster: RunningCluster) -> None:
@@ -90,3 +91,4 @@ def test_streams_run_on_while_redis_is_killed_and_every_node_is_registered_again
     assert after["registered"] == before["registered"]
     assert not psutil.pid_exists(server.pid)
     assert_at_rest(cluster)
+    cluster.assert_ledger_clean()

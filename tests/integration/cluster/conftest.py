@@ -21,5 +21,6 @@ def cluster(pronghorn: CommandLine) -> Iterator[RunningCluster]:
     started = start(pronghorn, NAME, "--prefill=2", "--decode=1", "--kv-memory=192MiB", "--drain-timeout=10")
     try:
         yield started
+        started.assert_ledger_clean()
     finally:
         end(started)

@@ -111,4 +111,4 @@ def test_only_what_two_looks_find_lasts() -> None:
 
 def test_every_kind_of_a_request_can_be_missed() -> None:
     judged = {*COUNTERPARTS, *OWNERS}
-    assert set(Kind) - STANDING - judged == {Kind.FLIGHT, Kind.UNSAID}
+    assert set(Kind) - STANDING - judged == {Kind.FLIGHT, Kind.UNSAID, Kind.HOLD}
