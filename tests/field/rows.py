@@ -32,7 +32,7 @@ ROWS: tuple[Row, ...] = (
     Row("B", ("sglang#36033", "sglang#30329", "sglang#36108"), "every transport tells of a failure; none lets it wait"),
     Row("B", ("sglang#28651",), "nine of ten prefills cancelled at once: all slots free, the next requests succeed"),
     Row("B", ("aibrix#2289",), "prefill fails after decode was asked: another prefill node, or here, or a typed error"),
-    Row("B", ("sglang#31206",), "no half dispatch to nodes that are known to fail; they come back by a probe", NOT_YET),
+    Row("B", ("sglang#31206",), "no half dispatch to nodes that are known to fail; they come back by a probe"),
     Row("B", ("dynamo#13088",), "nodes come and go by the hundred, and every request ends"),
     Row("B", ("dynamo#13095",), "a node that is stopped, and continued later, costs no token and repeats none"),
     Row("B", ("sglang#10110",), "offered load of four times the capacity is shed, not stalled", NOT_YET),

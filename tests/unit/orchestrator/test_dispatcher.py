@@ -448,6 +448,7 @@ async def test_a_prefill_node_that_keeps_failing_is_asked_no_more_and_a_trial_br
         assert cluster.why_not("prefill-1") is None
 
 
+@pytest.mark.field("sglang#31206")
 async def test_with_every_breaker_open_and_no_room_on_decode_nothing_is_dispatched(client: Owner) -> None:
     """sglang#31206: the breaker was open for prefill, and decode was dispatched to all the same."""
     async with running(breaker_failures=2, breaker_open_s=30.0) as cluster:
