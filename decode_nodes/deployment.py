@@ -17,6 +17,7 @@ from ray import serve
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import ROLE, DecodeNode
 from kvcache.memory import BlockMemory
+from kvcache.redis_directory import open_directory
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
@@ -40,6 +41,7 @@ async def start_node(name: NodeName, config: DecodeNodeConfig, registry: NodeReg
     clock = SystemClock()
     engine_config = config.node.engine
     seed = await registry.cluster_seed()
+    directory = open_directory(config.node.redis_url, config.node.key_prefix, config.node.directory_bytes)
     memory = BlockMemory.create(engine_config.total_blocks, layout_of(engine_config).block_bytes)
     node = DecodeNode(
         name=name,
@@ -48,6 +50,7 @@ async def start_node(name: NodeName, config: DecodeNodeConfig, registry: NodeReg
         engine=ProcessEngine(ENGINE, engine_config, seed, memory, name=name),
         registry=registry,
         fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
+        directory=directory,
         prefill=StreamClient(PREFILL_METHOD, clock, config.idle_channel_s),
         clock=clock,
     )

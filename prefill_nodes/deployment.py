@@ -15,6 +15,7 @@ import ray
 from ray import serve
 
 from kvcache.memory import BlockMemory
+from kvcache.redis_directory import open_directory
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
@@ -40,6 +41,7 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
     clock = SystemClock()
     engine_config = config.node.engine
     seed = await registry.cluster_seed()
+    directory = open_directory(config.node.redis_url, config.node.key_prefix, config.node.directory_bytes)
     memory = BlockMemory.create(engine_config.total_blocks, layout_of(engine_config).block_bytes)
     node = PrefillNode(
         name=name,
@@ -48,6 +50,7 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
         engine=ProcessEngine(ENGINE, engine_config, seed, memory, name=name),
         registry=registry,
         fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
+        directory=directory,
         clock=clock,
     )
     await node.start()

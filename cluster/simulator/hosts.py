@@ -15,7 +15,7 @@ from cluster.simulator.channel import Directory
 from cluster.simulator.network import Link, Network
 from cluster.simulator.plan import BLOCK_TOKENS, NodePlan, Plan
 from cluster.simulator.process import SimClock, SimProcess
-from cluster.simulator.registry_link import RegistryLink, SimRedis
+from cluster.simulator.registry_link import DirectoryLink, RegistryLink, SimRedis
 from cluster.simulator.sim_engine import EngineTiming, SimEngine
 from cluster.simulator.story import Story
 from cluster.simulator.virtual_loop import VirtualLoop
@@ -146,6 +146,7 @@ class Hosts:
                 config=PrefillNodeConfig(node=config, quiet_engine_s=2.0),
                 hash_seed=CLUSTER_SEED,
                 fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S, new_channel),
+                directory=DirectoryLink(registry, self.redis) if self.plan.directory else None,
                 engine=engine,
                 registry=registry,
                 clock=clock,
@@ -159,6 +160,7 @@ class Hosts:
                 config=decode,
                 hash_seed=CLUSTER_SEED,
                 fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S, new_channel),
+                directory=DirectoryLink(registry, self.redis) if self.plan.directory else None,
                 engine=engine,
                 registry=registry,
                 prefill=StreamClient(PREFILL_METHOD, clock, decode.idle_channel_s, new_channel),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from cluster.simulator.clients import Outcome
 from cluster.simulator.hosts import Hosts, SimNode, SimOrchestrator
 from cluster.simulator.plan import BLOCK_TOKENS, RECEIVER, SENDER, Fault, FaultKind, Plan
+from kvcache.directory import KEY_BYTES
 from pipelines.runtime.batching import blocks_for
 from pipelines.types.frames import POISONOUS_DEATHS
 from pronghorn.errors import (
@@ -26,7 +27,7 @@ from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD, SESSION_METHOD
 LATE_S = 0.5
 """How much later than its deadline a request may end: the turns that its last word takes."""
 AT_REST = (
-    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels", "peers"),
+    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels", "peers", "directory"),
     *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes", "silence"),
 )
 """The tasks of a node or orchestrator that holds no request; beside those of its sessions."""
@@ -149,9 +150,19 @@ def wrong_at_rest(hosts: Hosts) -> list[str]:
 async def wrong_in_registry(hosts: Hosts) -> list[str]:
     rows = {row.incarnation for row in await hosts.redis.rows.list()}
     living = {node.node.shell.incarnation for node in hosts.living()}
-    return (
+    found = [line for node in hosts.living() if (line := await _wrong_in_directory(hosts, node))]
+    return found + (
         [] if rows == living else [f"the registry has {len(rows - living)} dead lives, and lacks {len(living - rows)}"]
     )
+
+
+async def _wrong_in_directory(hosts: Hosts, node: SimNode) -> str | None:
+    if not (hosts.plan.directory and hosts.plan.prefix_caching):
+        return None
+    ours = node.node.shell.incarnation
+    told = {key for life, keys in [run async for run in hosts.redis.directory.rows()] if life == ours for key in keys}
+    truth = {block_hash[:KEY_BYTES] for block_hash in node.engine.cached_hashes()}
+    return None if told == truth else f"the directory has {len(told)} blocks of {node.host}, which has {len(truth)}"
 
 
 def _node_at_rest(hosts: Hosts, node: SimNode) -> list[str]:

@@ -110,6 +110,8 @@ class Plan(msgspec.Struct, frozen=True):
     perturbed: bool
     """Whether callbacks of different processes that are due at once run in a random order."""
     prefix_caching: bool
+    directory: bool = False
+    """Whether nodes ask the directory of blocks where a request comes without a hint."""
 
     def describe(self) -> list[str]:
         nodes = ", ".join(f"{n.name} ({n.num_blocks} blocks)" for n in self.nodes)

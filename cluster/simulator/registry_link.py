@@ -4,10 +4,12 @@ Knows outages and delay; the rows and their leases are `MemoryRegistry`'s, on th
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from random import Random
 
 from cluster.simulator.network import Network
+from kvcache.hashing import BlockHash
+from kvcache.memory_directory import MemoryDirectory
 from kvcache.memory_registry import MemoryRegistry, MemoryRows
 from kvcache.registry import NodeRecord, OrchestratorRecord
 from pronghorn.clock import Clock
@@ -26,14 +28,56 @@ class SimRedis:
         self._clock = clock
         self._seed = seed
         self.rows = self._empty()
+        self.directory = MemoryDirectory(clock)
         self.away = False
 
     def flush(self) -> None:
         """As a restart without its data: every row is gone. Whoever watches sees it when it lists next."""
         self.rows = self._empty()
+        self.directory = MemoryDirectory(self._clock)
 
     def _empty(self) -> MemoryRegistry:
         return MemoryRegistry(self._clock, new_seed=lambda: self._seed, lapse_period_s=LAPSE_PERIOD_S)
+
+
+class DirectoryLink:
+    """`kvcache.directory.BlockDirectory`, as one simulated process reaches it."""
+
+    def __init__(self, link: "RegistryLink", redis: SimRedis) -> None:
+        self._link = link
+        self._redis = redis
+
+    async def open(self, name: NodeName, incarnation: Incarnation, registered_at_unix_s: float) -> None:
+        await self._link.reach()
+        await self._redis.directory.open(name, incarnation, registered_at_unix_s)
+
+    async def stored(self, name: NodeName, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> int:
+        await self._link.reach()
+        return await self._redis.directory.stored(name, incarnation, hashes)
+
+    async def removed(self, name: NodeName, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
+        await self._link.reach()
+        await self._redis.directory.removed(name, incarnation, hashes)
+
+    async def refresh(self, name: NodeName, incarnation: Incarnation) -> None:
+        await self._link.reach()
+        await self._redis.directory.refresh(name, incarnation)
+
+    async def leave(self, name: NodeName, incarnation: Incarnation) -> None:
+        await self._link.reach()
+        await self._redis.directory.leave(name, incarnation)
+
+    async def depths(self, hashes: Sequence[BlockHash]) -> dict[Incarnation, int]:
+        await self._link.reach()
+        return await self._redis.directory.depths(hashes)
+
+    async def rows(self) -> AsyncIterator[tuple[Incarnation, list[bytes]]]:
+        await self._link.reach()
+        async for run in self._redis.directory.rows():
+            yield run
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 class RegistryLink:
@@ -46,15 +90,15 @@ class RegistryLink:
         self._random = random
 
     async def register(self, record: NodeRecord, lease_s: float) -> None:
-        await self._reach()
+        await self.reach()
         await self._redis.rows.register(record, lease_s)
 
     async def deregister(self, name: NodeName, incarnation: Incarnation) -> None:
-        await self._reach()
+        await self.reach()
         await self._redis.rows.deregister(name, incarnation)
 
     async def list(self) -> list[NodeRecord]:
-        await self._reach()
+        await self.reach()
         return await self._redis.rows.list()
 
     @property
@@ -72,13 +116,13 @@ class RegistryLink:
             await asyncio.sleep(TIMEOUT_S)
 
     async def cluster_seed(self) -> bytes:
-        await self._reach()
+        await self.reach()
         return await self._redis.rows.cluster_seed()
 
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def _reach(self) -> None:
+    async def reach(self) -> None:
         await asyncio.sleep(0.0005 + self._random.random() * 0.002)
         if self._unreachable:
             await asyncio.sleep(TIMEOUT_S)

@@ -47,6 +47,7 @@ def plan_of(seed: int) -> Plan:
         late_frames=random.random() < 0.5,
         perturbed=random.random() < 0.7,
         prefix_caching=random.random() < 0.8,
+        directory=Random(f"directory/{seed}").random() < 0.5,
     )
 
 

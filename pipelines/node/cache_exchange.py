@@ -15,6 +15,7 @@ from kvcache.fetch_plan import Rates
 from kvcache.handshake import Identity
 from kvcache.hashing import BlockHasher
 from kvcache.registry import NodeRegistry
+from pipelines.node.directory_publisher import DirectoryPublisher
 from pipelines.node.engine_holds import EngineHolds
 from pipelines.node.engine_link import EngineLink
 from pipelines.node.fetch_client import FetchClient, StreamPort
@@ -27,7 +28,7 @@ from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.messages import EngineReady, StepReport
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
-from pronghorn.ids import NodeName
+from pronghorn.ids import Incarnation, NodeName
 from pronghorn.ledger import Held, Kind
 from pronghorn.tasks import Owner
 from pronghorn.wire import FETCH_METHOD
@@ -50,6 +51,7 @@ class CacheExchange:
         registry: NodeRegistry,
         streams: StreamPort,
         directory: BlockDirectory | None,
+        registered_at_unix_s: Callable[[], float],
         identity: Callable[[], Identity],
         require_serving: Callable[[], None],
         clock: Clock,
@@ -62,6 +64,8 @@ class CacheExchange:
         self._contents = contents
         self._streams = streams
         self._directory = directory
+        self._registered_at_unix_s = registered_at_unix_s
+        self._publisher: DirectoryPublisher | None = None
         self._identity = identity
         self._clock = clock
         self._counters = counters
@@ -90,6 +94,17 @@ class CacheExchange:
         self.loader = PrefixLoader(
             self._connector, hasher, self._contents, self._holds, memory, self._clock, self._counters
         )
+        if self._directory is not None and self._config.enable_prefix_caching:
+            ours = self._identity()
+            self._publisher = DirectoryPublisher(
+                self._directory,
+                self._name,
+                Incarnation(ours.incarnation),
+                self._registered_at_unix_s(),
+                self._contents,
+                self._counters,
+            )
+            owner.start(self._publisher.run(), "directory")
         owner.start(self.peers.watch(), "peers")
         owner.start(self._close_idle_channels(), "idle-channels")
         return [stream_handler(FETCH_METHOD, self._service.frames, limit_s=LEASE_S)]
@@ -97,6 +112,8 @@ class CacheExchange:
     def on_report(self, report: StepReport) -> None:
         """After `contents` has taken its changes."""
         self._holds.on_events(report.holds)
+        if self._publisher is not None and report.cache_changes:
+            self._publisher.note(report.cache_changes)
         if report.stats is not None:
             self._rates.note(COMPUTE, report.prompt_tokens, report.stats.execution_time_s, self._clock.now_s())
 
@@ -120,3 +137,5 @@ class CacheExchange:
     async def stop(self) -> None:
         await self._connector.close()
         await self._streams.close()
+        if self._publisher is not None:
+            await self._publisher.leave()

@@ -22,6 +22,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """0: the operating system assigns one."""
     advertise_host: str | None = None
     """What others dial; `host` where unset. Needed where `host` means every interface."""
+    directory_bytes: int = 256 << 20
+    """Bound on what the directory of blocks takes of Redis's memory, all nodes together; 0: no directory."""
     lease_s: float = 6.0
     """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
     max_in_flight: int = 1024

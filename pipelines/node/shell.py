@@ -154,6 +154,7 @@ class NodeShell:
             registry=registry,
             streams=fetch,
             directory=directory,
+            registered_at_unix_s=lambda: self.registered_at_unix_s,
             identity=lambda: self.identity,
             require_serving=self.require_serving,
             clock=clock,
