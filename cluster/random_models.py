@@ -2,6 +2,7 @@
 to `transformers` on where no real checkpoint is at hand.
 """
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ class RandomModel:
     model_type: str
     """As transformers' AutoConfig knows it."""
     changes: dict[str, Any]
+    routed: bool = False
+    """Its tokens go to experts: rounding sends one elsewhere where two experts are nearly as good."""
 
 
 RANDOM_MODELS: dict[str, RandomModel] = {
@@ -98,7 +101,7 @@ FOREIGN_MODELS: dict[str, RandomModel] = {
     ),
     "olmo2": RandomModel("olmo2", OWN_HEADS),
     "granite": RandomModel("granite", {"head_dim": LEFT_OUT, "attention_multiplier": 0.2, "residual_multiplier": 0.7}),
-    "mixtral, experts": RandomModel("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "mixtral, experts": RandomModel("mixtral", {"num_local_experts": 4, "sliding_window": None}, routed=True),
 }
 """Architectures without a decoder here, which transformers' modules compute."""
 
@@ -106,7 +109,8 @@ FOREIGN_MODELS: dict[str, RandomModel] = {
 def write_random_model(model: RandomModel, folder: Path) -> PreTrainedModel:
     """Saved in `folder` as float32 safetensors, and returned. Norms and biases are random, too."""
     left_out = {key for key, value in model.changes.items() if value is LEFT_OUT}
-    settings = {key: value for key, value in (BASE | model.changes).items() if key not in left_out}
+    # A copy: transformers writes into the rope_parameters that it is given.
+    settings = copy.deepcopy({key: value for key, value in (BASE | model.changes).items() if key not in left_out})
     torch.manual_seed(SEED)
     made: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model.model_type, **settings), dtype=torch.float32
