@@ -77,7 +77,7 @@ class FamilyReport:
         return self.logits.agrees and short and compared and not self.tokens.faults
 
 
-async def compare_family(name: str, model: RandomModel, bar: Progress, every: int = 1) -> FamilyReport:
+async def compare_family(name: str, model: RandomModel, every: int = 1) -> FamilyReport:
     """With every n-th of the prompts around block borders."""
     with tempfile.TemporaryDirectory() as folder:
         write_random_model(model, Path(folder))
@@ -87,19 +87,21 @@ async def compare_family(name: str, model: RandomModel, bar: Progress, every: in
             dtype: compare_logits(EngineConfig(model_path=folder, model_name=name, num_blocks=NUM_BLOCKS, dtype=dtype))
             for dtype in SHORT_STORAGE
         }
-        tokens = await _compare_pools(engine, bar, every)
+        tokens = await _compare_pools(engine, every)
         architecture = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return FamilyReport(name, architecture, logits, short, tokens, ROUTED_SLACK if model.routed else 1.0)
 
 
-async def _compare_pools(engine: EngineConfig, bar: Progress, every: int) -> TokensReport:
+async def _compare_pools(engine: EngineConfig, every: int) -> TokensReport:
     """Prompts around block borders, the decode node's cache cold and warm."""
     reference = OneProcess(engine)
     ready = await reference.start()
     try:
         async with _pools(engine) as members:
             cases = list(parity_cases(engine.block_tokens, ready.vocab_size, SEED, quick=True))[::every]
-            return await compare_tokens(members, reference, cases, TOKENS, engine.block_tokens, 1, bar)
+            return await compare_tokens(
+                members, reference, cases, TOKENS, engine.block_tokens, 1, Progress(disable=True)
+            )
     finally:
         await reference.stop()
 
@@ -174,13 +176,13 @@ def show(reports: list[FamilyReport], console: Console) -> bool:
     return bool(reports) and all(report.agrees for report in reports)
 
 
-async def compare_all(console: Console, every: int = 1) -> list[FamilyReport]:
+async def compare_all(console: Console) -> list[FamilyReport]:
     with Progress(console=console, transient=True) as bar:
         models = RANDOM_MODELS | FOREIGN_MODELS
         task = bar.add_task("families", total=len(models))
         reports = []
         for name, model in models.items():
-            reports.append(await compare_family(name, model, bar, every))
+            reports.append(await compare_family(name, model))
             bar.advance(task)
     return reports
 
