@@ -5,7 +5,9 @@ one in a row is no chance: the request is refused before it takes a third. Every
 so that getting on clears one: a death counts no more once a later attempt has delivered `CLEARING_TOKENS` tokens; a
 single one may be a prefill node's, and no decode node has got over the place where the last one died.
 
-A session that broke is a death only until that life of the node is heard of again.
+A session that broke is a death only until that life of the node is heard of again. Where it takes such presumptions to
+make a request poison, it is in doubt: time has to tell, since sessions also break by fives when a link does, or when
+this process was held up for long.
 """
 
 from collections import Counter
@@ -30,6 +32,14 @@ class Casualties:
     @property
     def poisonous(self) -> bool:
         return self.count >= POISONOUS_DEATHS
+
+    @property
+    def certain(self) -> int:
+        return len(self._certain)
+
+    @property
+    def certainly_poisonous(self) -> bool:
+        return self.certain >= POISONOUS_DEATHS
 
     @property
     def any_doubt(self) -> bool:

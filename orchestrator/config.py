@@ -29,6 +29,9 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Decode nodes tried before the first token."""
     migration_wait_s: float = 30.0
     """How long a stream that has lost its decode node waits for one to go on from, within its deadline."""
+    reconnect_wait_s: float = 2.0
+    """How long a request without a token waits where there is no decode node but one whose session has just broken: it
+    may only have been cut, or this process held up for so long that its nodes gave it up."""
     breaker_failures: int = 3
     """A node that fails so often in a row gets no work for a while."""
     breaker_open_s: float = 1.0
@@ -84,10 +87,10 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         positive = (
-            "max_length default_deadline_s max_in_flight max_attempts migration_wait_s breaker_failures "
-            "breaker_open_s max_prefill_candidates retry_after_s max_request_bytes lease_s heartbeat_timeout_s "
-            "block_index_bytes "
-            "silence_timeout_s connect_timeout_s reconnect_min_s relist_period_s send_queue_frames"
+            "max_length default_deadline_s max_in_flight max_attempts migration_wait_s reconnect_wait_s "
+            "breaker_failures breaker_open_s max_prefill_candidates retry_after_s max_request_bytes lease_s "
+            "heartbeat_timeout_s block_index_bytes silence_timeout_s connect_timeout_s reconnect_min_s "
+            "relist_period_s send_queue_frames"
         )
         for name in positive.split():
             if getattr(self, name) <= 0:

@@ -12,24 +12,20 @@ from typing import assert_never
 
 from kvcache.connector import HintOutcome, read_hint
 from orchestrator.admission import Admission
-from orchestrator.breaker import counts_as_failure
 from orchestrator.config import OrchestratorConfig
 from orchestrator.explanation import Explanations, RequestRecord
 from orchestrator.flight import Flight
-from orchestrator.hints import routed_hint
 from orchestrator.holdings import Holdings
 from orchestrator.lifecycle import Effect, Refused, RequestState
-from orchestrator.local_prefill import with_room
 from orchestrator.nodes import Nodes
+from orchestrator.placement import Placement
 from orchestrator.ports import GenerationJob, Sessions
-from orchestrator.prompt_keys import PromptBlocks, PromptKeys
 from orchestrator.request_events import (
     Admitted,
     AttemptFailed,
     Cancel,
     Choose,
     ClientGone,
-    Complete,
     DeadlinePassed,
     Deliver,
     DeliverEnd,
@@ -43,16 +39,12 @@ from orchestrator.request_events import (
     PrefillFailed,
     Produced,
     ReleaseSlot,
-    Routed,
     SendAbort,
     ShuttingDown,
     StoppedEarly,
-    Unroutable,
     Wait,
     WaitOver,
 )
-from orchestrator.routing.facts import RequestFacts, Route
-from orchestrator.routing.router import Router
 from orchestrator.routing.speeds import LearnedSpeeds
 from pipelines.types.frames import (
     Abort,
@@ -74,7 +66,6 @@ from pronghorn.errors import (
     InternalError,
     InvalidRequest,
     NodeLost,
-    NoPrefill,
     Overloaded,
     PronghornError,
     RequestInProgress,
@@ -94,8 +85,7 @@ class Dispatcher:
         self,
         *,
         admission: Admission,
-        router: Router,
-        prompts: PromptKeys,
+        placement: Placement,
         holdings: Holdings,
         speeds: LearnedSpeeds,
         explanations: Explanations,
@@ -106,8 +96,7 @@ class Dispatcher:
         config: OrchestratorConfig,
     ) -> None:
         self._admission = admission
-        self._router = router
-        self._prompts = prompts
+        self._placement = placement
         self._holdings = holdings
         self._speeds = speeds
         self._explanations = explanations
@@ -212,21 +201,11 @@ class Dispatcher:
         return Produced(delta, flight.progress.fresh(delta))
 
     def _on_pulled(self, pulled: Pulled) -> None:
-        """A prefill node has served a request, or failed it, whatever has become of the request since."""
-        now_s = self._clock.now_s()
         flight = self._flights.get(pulled.fence.request_id)
-        if pulled.error is None:
-            self._nodes.succeeded(pulled.prefill, now_s)
-            if flight is not None:
-                self._let_go(flight)
-            return
-        error = from_record(pulled.error)
-        self._counters.count("prefill_failed", error.code if error.code == error.default_code else type(error).__name__)
-        if counts_as_failure(error):
-            self._nodes.failed(pulled.prefill, now_s)
-        if flight is not None:
+        self._placement.pulled(pulled, flight)
+        if flight is not None and pulled.error is not None:
             session_up = self._nodes.session_up(pulled.prefill)
-            self._post(flight, PrefillFailed(pulled.fence, pulled.prefill, error, session_up))
+            self._post(flight, PrefillFailed(pulled.fence, pulled.prefill, from_record(pulled.error), session_up))
 
     def on_heartbeat(self, report: NodeReport) -> None:
         incarnation = report.incarnation
@@ -243,7 +222,7 @@ class Dispatcher:
         usable = report.role == "decode" and self._nodes.usable(incarnation, self._clock.now_s())
         for flight in list(self._uneasy.values()):
             waiting = flight.lifecycle.state is RequestState.WAITING
-            if usable if waiting else flight.lifecycle.casualties.any_doubt:
+            if (usable and waiting) or flight.lifecycle.casualties.any_doubt:
                 self._post(flight, NodeHeard(incarnation))
 
     def on_lost(self, incarnation: Incarnation, reason: str, died: bool) -> None:
@@ -286,45 +265,30 @@ class Dispatcher:
         before, state = lifecycle.fence, lifecycle.state
         effects = lifecycle.handle(event)
         if before is not None and not any(isinstance(effect, Refused) for effect in effects):
-            self._note_node(before.incarnation, state, event)
+            self._placement.note(before.incarnation, state, event)
         if before is not None and lifecycle.fence != before:
-            self._nodes.ended(before.incarnation)
-            self._let_go(flight)
+            self._placement.ended(flight, before)
+            if isinstance(event, AttemptFailed | NodeGone | NodeUnfit):
+                self._explanations.attempt_ended(flight.request_id, type(event).__name__)
+        if state is RequestState.DISPATCHED and lifecycle.state is not state:
+            self._placement.computed(flight)
         if lifecycle.state is RequestState.WAITING or (lifecycle.casualties.any_doubt and not flight.over):
             self._uneasy[flight.request_id] = flight
         else:
             self._uneasy.pop(flight.request_id, None)
-            if isinstance(event, AttemptFailed | NodeGone):
-                self._explanations.attempt_ended(flight.request_id, type(event).__name__)
-            if flight.computes is not None:
-                self._nodes.computed(flight.computes)
         for effect in effects:
             self._perform(flight, effect)
-
-    def _note_node(self, incarnation: Incarnation, state: RequestState, event: Event) -> None:
-        """What the event says of the node that the request was on, `state` being the one before."""
-        match event:
-            case Produced() if state is RequestState.DISPATCHED:
-                self._nodes.succeeded(incarnation, self._clock.now_s())
-            case AttemptFailed(error=error) if counts_as_failure(error):
-                self._nodes.failed(incarnation, self._clock.now_s())
-            case _:
-                pass
-
-    def _let_go(self, flight: Flight) -> None:
-        self._nodes.let_go(flight.asked)
-        flight.asked = ()
 
     def _perform(self, flight: Flight, effect: Effect) -> None:
         match effect:
             case Choose():
-                self._post(flight, self._choose(flight, effect))
+                self._post(flight, self._placement.choose(flight, effect))
             case Dispatch():
                 self._dispatch(flight, effect)
             case SendAbort():
                 self._abort(effect.fence)
             case Wait():
-                self._wait(flight)
+                self._wait(flight, effect.in_doubt)
             case Deliver():
                 if (output := flight.progress.take(effect.delta)) is not None:
                     flight.stranded_at_s = None
@@ -350,52 +314,6 @@ class Dispatcher:
             case _:
                 assert_never(effect)
 
-    def _choose(self, flight: Flight, effect: Choose) -> Routed | Unroutable | Complete:
-        if (status := flight.progress.status()).is_done:
-            return Complete(status)
-        views = self._nodes.views(self._clock.now_s())
-        job = flight.job
-        bounded = self._config.prefill_expected and job.target_endpoint is None
-        usable = with_room(views, flight.progress.tokens) if bounded else views
-        facts = RequestFacts(
-            model=job.model,
-            prompt_tokens=flight.progress.tokens,
-            target_endpoint=job.target_endpoint,
-            avoid=effect.avoid,
-            keys=(blocks := self._blocks(flight)).keys,
-            block_tokens=blocks.block_tokens,
-            session=flight.job.session,
-        )
-        try:
-            route = self._router.choose(facts, usable)
-        except PronghornError as error:
-            if usable == views or not isinstance(error, Unavailable):
-                return Unroutable(error)
-            self._counters.count("prefill_fallback", "refused")
-            return Unroutable(NoPrefill(error.message))
-        if bounded and not route.prefill:
-            could = any(view.role == "prefill" and view.unusable is None for view in views)
-            self._counters.count("prefill_here" if could else "prefill_fallback", "sooner" if could else "local")
-        flight.computes = (route.prefill[0] if route.prefill else route.decode).incarnation
-        self._hint(flight, route)
-        self._explanations.routed(flight.request_id, route, self._prompts.kv_bytes_per_token, self._clock.now_s())
-        return Routed(route.decode.name, route.decode.incarnation, route.prefill, route.only_these)
-
-    def _blocks(self, flight: Flight) -> PromptBlocks:
-        """Hashed once a request, whatever becomes of its attempts."""
-        if flight.blocks is None:
-            context = flight.job.context
-            if (layout := self._nodes.layout()) is not None:
-                self._prompts.learn(layout)
-            flight.blocks = self._prompts.blocks(context.tokens.all, context.cache_salt)
-        return flight.blocks
-
-    def _hint(self, flight: Flight, route: Route) -> None:
-        """Tell the node who else holds what of the prompt. What the client knew stays behind what is known here."""
-        assert flight.blocks is not None, "it was routed, so its blocks were named"
-        hint = routed_hint(route.held_blocks, flight.blocks.hashes, self._prompts.name, flight.job.hint)
-        flight.job.context.external_block_metadata = hint
-
     def _dispatch(self, flight: Flight, effect: Dispatch) -> None:
         fence = effect.fence
         if fence.attempt > 1:
@@ -403,12 +321,8 @@ class Dispatcher:
             log.warning("%s goes to %s after an attempt that failed", fence, effect.decode)
         if flight.progress.begun:
             self._counters.count("stream_migrated")
-        if flight.wait_timer is not None:
-            flight.wait_timer.cancel()
-            flight.wait_timer = None
-        self._nodes.dispatched(fence.incarnation, 0 if effect.prefill else flight.progress.tokens)
-        flight.asked = (fence.incarnation, *(target.incarnation for target in effect.prefill))
-        self._nodes.asked(flight.asked, self._clock.now_s())
+        flight.stop_waiting()
+        self._placement.sent(flight, effect)
         submit = Submit(
             fence=fence,
             context=flight.progress.context(),
@@ -427,14 +341,17 @@ class Dispatcher:
         with suppress(NodeLost):
             self._sessions.send(fence.incarnation, Abort(fence))
 
-    def _wait(self, flight: Flight) -> None:
+    def _wait(self, flight: Flight, in_doubt: bool) -> None:
         now_s = self._clock.now_s()
         if flight.stranded_at_s is None:
             flight.stranded_at_s = now_s
-            self._counters.count("stream_stranded")
-        if flight.wait_timer is None:
-            left_s = max(0.0, flight.stranded_at_s + self._config.migration_wait_s - now_s)
-            flight.wait_timer = asyncio.get_running_loop().call_later(left_s, self._post, flight, WaitOver())
+            self._counters.count("stream_stranded" if flight.progress.begun else "request_stranded")
+        config = self._config
+        bound_s = config.migration_wait_s if flight.progress.begun else config.reconnect_wait_s
+        until_s = now_s + config.reconnect_wait_s if in_doubt else flight.stranded_at_s + bound_s
+        flight.stop_waiting()
+        left_s = max(0.0, until_s - now_s)
+        flight.wait_timer = asyncio.get_running_loop().call_later(left_s, self._post, flight, WaitOver())
 
     def _explain_end(self, flight: Flight, error: PronghornError | None) -> None:
         outcome, code = flight.lifecycle.state.value, None if error is None else error.code

@@ -61,10 +61,15 @@ class Flight:
             rows.append(Held(Kind.UNREAD, name, len(self._outputs)))
         return rows
 
+    def stop_waiting(self) -> None:
+        if self.wait_timer is not None:
+            self.wait_timer.cancel()
+            self.wait_timer = None
+
     def stop_timers(self) -> None:
-        for timer in (self.timer, self.wait_timer):
-            if timer is not None:
-                timer.cancel()
+        self.stop_waiting()
+        if self.timer is not None:
+            self.timer.cancel()
 
     async def decided(self) -> None:
         """Wait for the first output. Raises the error that came instead."""

@@ -65,7 +65,7 @@ from pronghorn.ids import Fence, Incarnation, RequestID
 class RequestState(Enum):
     QUEUED = "queued"  # accepted, waits for a slot
     ROUTING = "routing"  # has a slot; a decode node is being chosen
-    WAITING = "waiting"  # has delivered tokens and lost its node, and there is no other: waits for one
+    WAITING = "waiting"  # has no node and waits for one, or to see whether it has killed some
     DISPATCHED = "dispatched"  # sent to a decode node, which has said no token of it yet
     STREAMING = "streaming"  # its node delivers tokens
     FINISHED = "finished"  # the last token was delivered, or the API had all it wanted
@@ -119,29 +119,29 @@ TRANSITIONS: dict[tuple[RequestState, type[Event]], Transition] = {
     (_R, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_R, ClientGone): Transition("_cancel", (_CANCELLED,)),
     (_R, ShuttingDown): Transition("_shut_down", (_FAILED,)),
-    (_W, NodeHeard): Transition("_try_again", (_R,)),
+    (_W, NodeHeard): Transition("_try_again", (_R, _W)),
     (_W, NodeGone): Transition("_node_gone", (_W, _FAILED)),
     (_W, WaitOver): Transition("_give_up", (_FAILED,)),
     (_W, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_W, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_W, ClientGone): Transition("_cancel", (_CANCELLED,)),
     (_W, ShuttingDown): Transition("_shut_down", (_FAILED,)),
-    (_D, Produced): Transition("_deliver", (_S, _FINISHED, _R, _FAILED)),
-    (_D, AttemptFailed): Transition("_retry_or_fail", (_R, _FAILED)),
-    (_D, NodeGone): Transition("_node_gone", (_R, _D, _FAILED)),
-    (_D, NodeUnfit): Transition("_leave_node", (_R, _FAILED)),
+    (_D, Produced): Transition("_deliver", (_S, _FINISHED, _R, _W, _FAILED)),
+    (_D, AttemptFailed): Transition("_retry_or_fail", (_R, _W, _FAILED)),
+    (_D, NodeGone): Transition("_node_gone", (_R, _D, _W, _FAILED)),
+    (_D, NodeUnfit): Transition("_leave_node", (_R, _W, _FAILED)),
     (_D, NodeHeard): Transition("_clear_doubt", (_D,)),
-    (_D, PrefillFailed): Transition("_note_prefill", (_D, _FAILED)),
+    (_D, PrefillFailed): Transition("_note_prefill", (_D, _W, _FAILED)),
     (_D, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_D, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_D, ClientGone): Transition("_cancel", (_CANCELLED,)),
     (_D, ShuttingDown): Transition("_shut_down", (_FAILED,)),
-    (_S, Produced): Transition("_deliver", (_S, _FINISHED, _R, _FAILED)),
-    (_S, AttemptFailed): Transition("_retry_or_fail", (_R, _FAILED)),
-    (_S, NodeGone): Transition("_node_gone", (_R, _S, _FAILED)),
-    (_S, NodeUnfit): Transition("_leave_node", (_R, _FAILED)),
+    (_S, Produced): Transition("_deliver", (_S, _FINISHED, _R, _W, _FAILED)),
+    (_S, AttemptFailed): Transition("_retry_or_fail", (_R, _W, _FAILED)),
+    (_S, NodeGone): Transition("_node_gone", (_R, _S, _W, _FAILED)),
+    (_S, NodeUnfit): Transition("_leave_node", (_R, _W, _FAILED)),
     (_S, NodeHeard): Transition("_clear_doubt", (_S,)),
-    (_S, PrefillFailed): Transition("_note_prefill", (_S, _FAILED)),
+    (_S, PrefillFailed): Transition("_note_prefill", (_S, _W, _FAILED)),
     (_S, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_S, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_S, ClientGone): Transition("_cancel", (_CANCELLED,)),
@@ -205,11 +205,12 @@ class Lifecycle:
         self._attempts += 1
         self.fence = Fence(self.request_id, self._attempts, event.incarnation)
         self.casualties.attempt_began()
-        deaths = self.casualties.count
+        deaths = self.casualties.certain
         return _D, [Dispatch(self.fence, event.decode, event.prefill, event.only_these, deaths)]
 
     def _unroutable(self, event: Unroutable) -> tuple[RequestState, list[Effect]]:
-        if self._delivered and isinstance(event.error, Unavailable):
+        if event.reconnecting or (self._delivered and isinstance(event.error, Unavailable)):
+            self._last_failure = self._last_failure or event.error
             return _W, [Wait()]
         # After a failed attempt, what that node said tells the client more than "nobody else is there".
         return self._fail(self._last_failure or event.error)
@@ -217,9 +218,13 @@ class Lifecycle:
     def _try_again(self, event: NodeHeard) -> tuple[RequestState, list[Effect]]:
         self.casualties.heard(event.incarnation)
         self._avoid -= {event.incarnation}
+        if self.casualties.poisonous:
+            return _W, []
         return _R, [Choose(self._avoid)]
 
     def _give_up(self, _: WaitOver) -> tuple[RequestState, list[Effect]]:
+        if self.casualties.poisonous:
+            return self._fail(self._poison())
         return self._fail(self._last_failure or Unavailable("no decode node could go on with the request"))
 
     def _complete(self, event: Complete) -> tuple[RequestState, list[Effect]]:
@@ -273,7 +278,14 @@ class Lifecycle:
         return self._unless_poison()
 
     def _unless_poison(self) -> tuple[RequestState, list[Effect]]:
-        return self._fail(self._poison()) if self.casualties.poisonous else (self.state, [])
+        if not self.casualties.poisonous:
+            return self.state, []
+        if self.casualties.certainly_poisonous:
+            return self._fail(self._poison())
+        return self._wait_in_doubt()
+
+    def _wait_in_doubt(self) -> tuple[RequestState, list[Effect]]:
+        return _W, [*self._abandon(), Wait(in_doubt=True)]
 
     def _poison(self) -> PoisonRequest:
         return PoisonRequest(f"{self.casualties.count} nodes have died under the request, which is tried no more")
@@ -284,13 +296,13 @@ class Lifecycle:
         self._avoid |= {self.fence.incarnation}
         self._last_failure = error
         self.fence = None
-        if self.casualties.poisonous:
+        if self.casualties.certainly_poisonous:
             return self._fail(self._poison())
         # A full node is no fault of the request's: another one may have room.
         elsewhere = error.retryable or isinstance(error, Overloaded)
-        if elsewhere and (self._delivered or self._attempts < self._max_attempts):
-            return _R, [Choose(self._avoid)]
-        return self._fail(error)
+        if not elsewhere or not (self._delivered or self._attempts < self._max_attempts):
+            return self._fail(error)
+        return self._wait_in_doubt() if self.casualties.poisonous else (_R, [Choose(self._avoid)])
 
     def _expire(self, _: DeadlinePassed) -> tuple[RequestState, list[Effect]]:
         return self._fail(DeadlineExceeded(f"the request's deadline passed while it was {self.state.value}"))

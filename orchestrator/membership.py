@@ -171,6 +171,8 @@ class Membership:
         finally:
             self._silences.pop(incarnation, None)
             was_up = self._clients.pop(incarnation, None) is not None
+            if was_up:
+                self._nodes.lost(incarnation, self._clock.now_s())
             self._nodes.closed(incarnation, reason)
             if was_up:
                 self._counters.count("session_lost", record.role)

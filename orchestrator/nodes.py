@@ -67,6 +67,7 @@ class _Node:
     trouble: str = "not connected yet"
     report: NodeReport | None = None
     heard_at_s: float = 0.0
+    lost_at_s: float | None = None  # when its last session ended
     running: int = 0  # attempts of ours that have not ended
     unreported: int = 0  # those among them dispatched since its last heartbeat
     unreported_local_tokens: int = 0  # of their prompts that it computes itself
@@ -118,6 +119,11 @@ class Nodes:
     def opened(self, incarnation: Incarnation) -> None:
         if node := self._nodes.get(incarnation):
             node.session_up, node.trouble, node.report = True, "no heartbeat yet", None
+
+    def lost(self, incarnation: Incarnation, now_s: float) -> None:
+        """A session that was up has ended just now; `closed` follows."""
+        if node := self._nodes.get(incarnation):
+            node.lost_at_s = self._listened_s(now_s)
 
     def closed(self, incarnation: Incarnation, reason: str) -> None:
         """The session ended, or could not be opened; `reason` says why."""
@@ -198,6 +204,15 @@ class Nodes:
 
     def names_by_life(self) -> dict[Incarnation, NodeName]:
         return {incarnation: node.record.name for incarnation, node in self._nodes.items()}
+
+    def reconnecting(self, within_s: float, now_s: float) -> bool:
+        """Whether a decode node's session has broken so lately that it may be opened again."""
+        earliest_s = self._listened_s(now_s) - within_s
+        return any(
+            not node.session_up and node.lost_at_s is not None and node.lost_at_s > earliest_s
+            for node in self._nodes.values()
+            if node.record.role == "decode"
+        )
 
     def session_up(self, incarnation: Incarnation) -> bool:
         node = self._nodes.get(incarnation)

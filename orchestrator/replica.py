@@ -16,6 +16,7 @@ from orchestrator.explanation import Explanations, RequestRecord
 from orchestrator.holdings import Holdings
 from orchestrator.membership import Membership
 from orchestrator.nodes import Nodes, NodeView
+from orchestrator.placement import Placement
 from orchestrator.ports import GenerationJob, NodeConnector
 from orchestrator.prompt_keys import PromptKeys
 from orchestrator.routing.pick import Turn
@@ -59,18 +60,18 @@ class Replica:
         setting = Setting(random, speeds.of, lambda: prompt_keys.kv_bytes_per_token, config.disaggregation == "always")
         self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s, breaker, reservations)
         self.membership = Membership(config, registry, connector, self._nodes, clock, self._counters)
+        router = PolicyRouter(
+            make_policy(config.policy, setting),
+            self.holdings,
+            reservations,
+            clock,
+            Turn(random),
+            max_prefill_candidates=config.max_prefill_candidates,
+            retry_after_s=config.retry_after_s,
+        )
         self.dispatcher = Dispatcher(
             admission=Admission(config.max_in_flight, config.max_queue),
-            router=PolicyRouter(
-                make_policy(config.policy, setting),
-                self.holdings,
-                reservations,
-                clock,
-                Turn(random),
-                max_prefill_candidates=config.max_prefill_candidates,
-                retry_after_s=config.retry_after_s,
-            ),
-            prompts=prompt_keys,
+            placement=Placement(router, self._nodes, prompt_keys, self.explanations, clock, self._counters, config),
             holdings=self.holdings,
             speeds=speeds,
             explanations=self.explanations,

@@ -33,6 +33,8 @@ class Unroutable:
     """The router's other answer to Choose."""
 
     error: PronghornError
+    reconnecting: bool = False
+    """Whether a decode node that was there a moment ago may be back in the next."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,15 @@ class Dispatch:
     prefill: tuple[PrefillTarget, ...]
     only_these: bool
     deaths: int = 0
-    """Nodes that have died under the request since it last got on."""
+    """Nodes that have died under the request, beyond doubt, since it last got on."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Say NodeHeard of every node that may be given work, and WaitOver when the request has been stranded too long."""
+    """Say NodeHeard of every life of a node that is in doubt, or that may be given work, and WaitOver in time."""
+
+    in_doubt: bool = False
+    """It waits to see which nodes have really died under it; else for a node to go on from."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def config(**changes: object) -> OrchestratorConfig:
         "relist_period_s": 0.02,
         "heartbeat_timeout_s": 30.0,  # nodes in memory beat once, and when a test says so
         "silence_timeout_s": 30.0,
+        "reconnect_wait_s": 0.1,
         **changes,
     }
     return OrchestratorConfig(**values)  # type: ignore[arg-type]  # the changes are the tests' own

@@ -5,6 +5,8 @@ import pytest
 from cluster.simulator.plan import Fault, FaultKind
 from tests.fakes.simulated_cluster import holds, node, plan, request
 
+LONG_STREAMS = [request(i, new_tokens=60) for i in range(8)]
+LONG_NODES = [node(name, num_blocks=256) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")]
 SLOW_NODES = [node("prefill-0"), node("decode-0", num_blocks=128, step_s=0.1)]
 
 
@@ -45,7 +47,7 @@ def test_what_nobody_reads_any_more_is_let_go_of_within_a_second_of_the_break() 
     broken = Fault(FaultKind.BREAK, 0.5, "decode-0", "orchestrator-0")
     requests = [request(i, new_tokens=80) for i in range(4)]
     verdict = holds(plan([broken], requests, SLOW_NODES, max_attempts=1))
-    assert verdict.endings["failed"] == 4
+    assert verdict.endings == {"finished": 4 + 1}, "they go on when the session is opened again"
     assert verdict.rest_took_s <= 1.0
 
 
@@ -126,3 +128,56 @@ def test_a_black_hole_holds_up_nobody_else() -> None:
     requests = [request(i, at_s=4.0 + 0.05 * i, budget_s=2.0) for i in range(20)]
     verdict = holds(plan([hole], requests))
     assert verdict.endings == {"finished": 20 + 1}
+
+
+@pytest.mark.parametrize("at_s", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize(
+    ("kind", "lasting_s"),
+    [
+        (FaultKind.KILL, 1.0),
+        (FaultKind.KILL_ENGINE, 0.0),
+        (FaultKind.PAUSE, 5.0),
+        (FaultKind.PAUSE_SHELL, 5.0),
+        (FaultKind.PAUSE_ENGINE, 5.0),
+        (FaultKind.DRAIN, 1.0),
+    ],
+    ids=lambda value: value.name.lower() if isinstance(value, FaultKind) else "",
+)
+def test_streams_outlive_their_decode_node(kind: FaultKind, lasting_s: float, at_s: float) -> None:
+    """gpustack#5939, tinfoilsh#469: a break in mid-stream ended the answer, or looked like its end."""
+    fault = Fault(kind, at_s, "decode-0", duration_s=lasting_s, detail="same")
+    verdict = holds(plan([fault], LONG_STREAMS, LONG_NODES))
+    assert verdict.endings == {"finished": 8 + 1}
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CUT, FaultKind.CUT_BOTH, FaultKind.BREAK], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("ends", [("decode-0", "orchestrator-0"), ("orchestrator-0", "decode-0")])
+def test_streams_outlive_the_link_to_their_decode_node(kind: FaultKind, ends: tuple[str, str]) -> None:
+    """dynamo#13095: a node that was silent behind an open connection held its clients up."""
+    lasting_s = 0.0 if kind is FaultKind.BREAK else 6.0
+    verdict = holds(plan([Fault(kind, 0.5, *ends, duration_s=lasting_s)], LONG_STREAMS, LONG_NODES))
+    assert verdict.endings == {"finished": 8 + 1}
+
+
+def test_streams_wait_for_the_only_decode_node_to_come_back() -> None:
+    """All decode nodes are killed in mid-stream: the orchestrator needs no restart, nor do its clients."""
+    killed = Fault(FaultKind.KILL, 0.5, "decode-0", duration_s=2.0, detail="new")
+    verdict = holds(plan([killed], LONG_STREAMS[:4], LONG_NODES[:3]))
+    assert verdict.endings == {"finished": 4 + 1}
+
+
+def test_an_orchestrator_that_was_stopped_for_long_refuses_nobody_when_it_goes_on() -> None:
+    """Every node has been silent for longer than any bound, as it seems to it."""
+    stopped = Fault(FaultKind.PAUSE, 0.5, "orchestrator-0", duration_s=5.0)
+    later = [request(100 + i, at_s=0.6 + 0.01 * i) for i in range(8)]
+    verdict = holds(plan([stopped], [*LONG_STREAMS, *later], LONG_NODES))
+    assert verdict.endings == {"finished": 8 + 8 + 1}
+
+
+@pytest.mark.parametrize("kills", [2, 4])
+def test_a_stream_that_gets_on_between_the_deaths_of_its_nodes_is_no_poison(kills: int) -> None:
+    deaths = [
+        Fault(FaultKind.KILL, 0.4 + 0.6 * i, f"decode-{i % 2}", duration_s=0.3, detail="same") for i in range(kills)
+    ]
+    verdict = holds(plan(deaths, [request(i, new_tokens=150) for i in range(4)], LONG_NODES))
+    assert verdict.endings == {"finished": 4 + 1}

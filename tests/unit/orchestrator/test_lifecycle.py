@@ -242,11 +242,8 @@ def died(attempt: int, incarnation: Incarnation) -> AttemptFailed:
     "events",
     [
         [died(1, A), routed(B), died(2, B)],
-        [NodeGone(A, "reset", died=True), routed(B), NodeGone(B, "reset", died=True)],
         [prefill_failed(EngineDied("gone"), P), died(1, A)],
         [prefill_failed(EngineDied("gone"), P), prefill_failed(EngineDied("gone"), C)],
-        [prefill_failed(NodeLost("reset"), P), NodeGone(P, "reset", died=True), died(1, A)],
-        [prefill_failed(NodeLost("reset"), P, session_up=False), died(1, A)],
         [produced(1, A, 7), died(1, A), routed(B), produced(2, B, 8), died(2, B)],
     ],
 )
@@ -254,6 +251,27 @@ def test_two_nodes_that_die_under_it_make_it_poison(events: list[Event]) -> None
     lifecycle, effects = after(*DISPATCHED, *events)
     assert isinstance(error_of(effects), PoisonRequest)
     assert lifecycle.state is RequestState.FAILED
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [NodeGone(A, "reset", died=True), routed(B), NodeGone(B, "reset", died=True)],
+        [NodeGone(A, "reset", died=True), routed(B), died(2, B)],
+        [NodeGone(A, "reset", died=True), routed(B), PrefillFailed(fence(2, B), P, EngineDied("gone"), True)],
+        [prefill_failed(NodeLost("reset"), P), NodeGone(P, "reset", died=True), died(1, A)],
+        [prefill_failed(NodeLost("reset"), P, session_up=False), died(1, A)],
+    ],
+)
+def test_where_sessions_broke_time_tells_whether_it_is_poison(events: list[Event]) -> None:
+    lifecycle, effects = after(*DISPATCHED, *events)
+    assert effects[-1] == Wait(in_doubt=True)
+    assert lifecycle.state is RequestState.WAITING and lifecycle.fence is None
+    assert lifecycle.handle(NodeHeard(C)) == [], "that another node lives proves nothing"
+    assert isinstance(error_of(lifecycle.handle(WaitOver())), PoisonRequest)
+    again, _ = after(*DISPATCHED, *events)
+    presumed = P if any(isinstance(event, PrefillFailed) and event.fence == fence(1, A) for event in events) else A
+    assert kinds(again.handle(NodeHeard(presumed))) == [Choose], "one of them lives"
 
 
 @pytest.mark.parametrize(
