@@ -27,6 +27,7 @@ from cluster.verify_features import cases_of, compare_feature, features, prompts
 from cluster.verify_logits import LogitsReport, compare_logits, compare_random_model
 from cluster.verify_outcome import Choice, Outcome, new_outcome
 from cluster.verify_reference import OneProcess, greedy_context
+from cluster.verify_structured import structured_features
 from kvcache.redis_registry import RedisRegistry
 from orchestrator.assembly import identify, start_replica
 from orchestrator.config import OrchestratorConfig, parse_config
@@ -181,7 +182,7 @@ async def verify_features(
     cases = await cases_of(asked, FEATURE_TOKENS, reference.run)
     table = Table("feature", "prompts", "tokens compared", "equal")
     faults: list[str] = []
-    for feature in features(processors):
+    for feature in [*features(processors), *structured_features()]:
         report = await compare_feature(feature, cases, reference.run, members.run)
         table.add_row(report.name, str(report.prompts), str(report.compared_tokens), str(report.equal))
         faults += report.faults

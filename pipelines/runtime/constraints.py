@@ -26,7 +26,8 @@ class Constraints:
         self._folder = folder
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._compiler: Future[GrammarCompiler] | None = None
+        # Reading the vocabulary takes a quarter of a second: no request's first grammar should wait for it.
+        self._compiler = self._thread.submit(self._open_compiler)
         self._grammars: dict[RequestID, Future[Grammar | None]] = {}
         self._constraints: dict[RequestID, Constraint] = {}
 
@@ -68,17 +69,17 @@ class Constraints:
             raise InvalidRequest(
                 f"the response format was not compiled within {COMPILE_WAIT_S:g} s", param="response_format"
             ) from None
-        assert self._compiler is not None
         return Constraint(self._compiler.result(), grammar, context)
+
+    def _open_compiler(self) -> GrammarCompiler:
+        """In the thread. Raises InvalidRequest: a model without a tokenizer serves all other requests."""
+        try:
+            return GrammarCompiler.from_folder(self._folder, self._vocab_size)
+        except ConfigurationError as error:
+            raise InvalidRequest(error.message, param="response_format") from error
 
     def _compile(self, context: TextContext) -> Grammar | None:
         """In the thread."""
-        if self._compiler is None or self._compiler.exception() is not None:
-            self._compiler = Future()
-            try:
-                self._compiler.set_result(GrammarCompiler.from_folder(self._folder, self._vocab_size))
-            except ConfigurationError as error:
-                self._compiler.set_exception(InvalidRequest(error.message, param="response_format"))
         compiler = self._compiler.result()
         source = _source(context)
         return None if source is None else compiler.compile(source)

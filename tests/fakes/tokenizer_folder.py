@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CHATML = (
     "{% for message in messages %}"
@@ -31,6 +31,19 @@ def tiny_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
+    return tokenizer
+
+
+def ascii_tokenizer(vocab_size: int) -> Tokenizer:
+    """Two special tokens, the second an end, then single bytes in the order of byte-level alphabets: ASCII and more."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda char: (ord(char) > 0x7F, char))
+    alphabet = [char for char in alphabet if char not in "\u0120\u010a"]
+    letters = ["\u0120", "\u010a", *alphabet][: vocab_size - 2]  # the blank and the newline stand far behind ASCII
+    vocab = {"<begin>": 0, "<end>": 1} | {char: id for id, char in enumerate(letters, 2)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<begin>", special=True), AddedToken("<end>", special=True)])
     return tokenizer
 
 

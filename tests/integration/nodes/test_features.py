@@ -9,6 +9,7 @@ import pytest
 from cluster.verify_features import Case, Feature, cases_of, compare_feature, features, prompts
 from cluster.verify_outcome import Outcome, new_outcome
 from cluster.verify_reference import OneProcess
+from cluster.verify_structured import structured_features
 from decode_nodes.engine import build as build_decode
 from decode_nodes.scheduler import DecodeScheduler
 from decode_nodes.sequence import Sequence
@@ -24,10 +25,12 @@ from prefill_nodes.engine import build as build_prefill
 from pronghorn.ids import Fence, Incarnation
 from tests.fakes.canary_engine import SEED
 from tests.fakes.tiny_models import tiny_model
+from tests.fakes.tokenizer_folder import ascii_tokenizer
 from tests.integration.nodes.rig import Orchestrator, Rig, at_rest, target
 
 PROCESSORS = {"no_repeat": "tests.fakes.logits_processors:no_repeat"}
-FEATURES = features(sorted(PROCESSORS))
+FEATURES = [*features(sorted(PROCESSORS)), *structured_features()]
+PREEMPTED = [feature for feature in FEATURES if not feature.name.startswith(("regex", "tools required"))]
 SHORT = {"max_tokens of one", "stop (as tokens)"}
 """Those whose answers may end before any block is missing."""
 
@@ -35,7 +38,8 @@ SHORT = {"max_tokens of one", "stop (as tokens)"}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    tiny_model("grouped", path)
+    tiny_model("llama", path)
+    ascii_tokenizer(211).save(str(path / "tokenizer.json"))
     return path
 
 
@@ -118,7 +122,7 @@ def build_preempting(config: EngineConfig, seed: bytes, memory: BlockMemory) -> 
 
 
 @pytest.mark.conformance(51)
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", PREEMPTED, ids=lambda feature: feature.name)
 async def test_where_decode_has_too_few_blocks_and_preempts_nothing_changes(
     rig: Rig, folder: Path, one_process: OneProcess, feature: Feature
 ) -> None:
