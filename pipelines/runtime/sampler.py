@@ -1,8 +1,11 @@
 """From logits to the next token, one sequence at a time.
 
-Greedy, or one uniform number per token turned into a token by the inverse of the cumulative distribution. That number
-is a pure function of (seed, position): Philox4x64 with the seed as key and the position as counter (Salmon et al.
-2011). So the same seed gives the same text whatever else is in the batch, on whichever node, after any preemption.
+Greedy, or a race: each token that stays draws an exponential time, divided by its probability, and the first one wins,
+which makes each as likely as it should be (Yellott 1977, the Gumbel-max trick). The times are a pure function of seed,
+position and token: Philox4x64 with the seed as key (Salmon et al. 2011). So the same seed gives the same text whatever
+else is in the batch, on whichever node, after any preemption. What differs there are the last bits of logits; they
+decide only where the two first are that close. (The inverse of a cumulative distribution adds those bits up over the
+vocabulary: of some 300 tokens sampled from flat distributions one came out differently apart and in one process.)
 
 Order: penalties, logit_bias, the operator's processors, masking of end tokens below min_new_tokens, the mask of a
 grammar, log probabilities, temperature, min_p, top_k, top_p. Log probabilities of the prompt's tokens are of the
@@ -100,7 +103,7 @@ def _sample(context: TextContext, logits: NDArray[np.float32], params: SamplingP
     if params.top_k == 1 or temperature < _GREEDY_BELOW:
         token = int(np.argmax(logits))
     else:
-        token = _draw(logits, params, temperature, uniform(params.seed, len(context.tokens)))
+        token = _draw(logits, params, temperature, uniforms(params.seed, len(context.tokens), len(logits)))
     top = context.log_probabilities
     return SampledToken(token, _log_probabilities(logits[None], [token], top) if top else None)
 
@@ -147,10 +150,10 @@ def _process(name: str, processor: LogitsProcessor, context: TextContext, logits
         raise InternalError(f"the logits processor {name!r} left no logits to choose by")
 
 
-def uniform(seed: int, position: int) -> float:
-    """In [0, 1): the number that chooses the token at `position` of a sequence with this seed."""
-    bits = np.random.Philox(key=seed & _UINT64, counter=[position, 0, 0, 0]).random_raw()
-    return float(bits >> 11) * 2.0**-53
+def uniforms(seed: int, position: int, count: int) -> NDArray[np.float64]:
+    """In [0, 1), one for each of the first `count` tokens: the numbers that choose the token at `position` of a
+    sequence with this seed."""
+    return np.random.Generator(np.random.Philox(key=seed & _UINT64, counter=[0, position, 0, 0])).random(count)
 
 
 def _penalise(logits: NDArray[np.float32], context: TextContext) -> None:
@@ -169,8 +172,8 @@ def _penalise(logits: NDArray[np.float32], context: TextContext) -> None:
         logits[tokens] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty
 
 
-def _draw(logits: NDArray[np.float32], params: SamplingParams, temperature: float, number: float) -> int:
-    """The token at `number`, in [0, 1), of the cumulative distribution over the tokens that stay."""
+def _draw(logits: NDArray[np.float32], params: SamplingParams, temperature: float, numbers: NDArray[np.float64]) -> int:
+    """The winner among the tokens that stay; `numbers` are in [0, 1), one a token of the vocabulary."""
     weights = np.exp((logits - logits.max()) / np.float32(temperature)).astype(np.float64)  # the best has 1
     if params.min_p > 0.0:
         weights[weights < params.min_p] = 0.0
@@ -183,13 +186,24 @@ def _draw(logits: NDArray[np.float32], params: SamplingParams, temperature: floa
         if weights[tokens].sum() < params.top_p * total:
             tokens = _most_likely(weights, len(weights))
     else:
-        tokens = np.arange(len(weights))
-    sums = np.cumsum(weights[tokens])
+        tokens = np.flatnonzero(weights)
     if params.top_p < 1.0:
         # The first token that reaches top_p is the last to stay; one always does.
-        sums = sums[: int(np.searchsorted(sums, params.top_p * total)) + 1]
-    chosen = int(np.searchsorted(sums, number * sums[-1], side="right"))
-    return int(tokens[min(chosen, len(sums) - 1)])
+        sums = np.cumsum(weights[tokens])
+        tokens = tokens[: int(np.searchsorted(sums, params.top_p * total)) + 1]
+    staying = weights[tokens]
+    if not staying.all():
+        tokens, staying = tokens[staying > 0.0], staying[staying > 0.0]
+    return int(tokens[_first_to_arrive(numbers[tokens], staying)])
+
+
+def _first_to_arrive(numbers: NDArray[np.float64], weights: NDArray[np.float64]) -> int:
+    """The least -log(1 - number) / weight; weights are above 0. Since -log(1 - x) is at least x, a quotient rules
+    nearly all out before a logarithm is taken, of which a vocabulary's worth would cost most of the draw."""
+    least = numbers / weights
+    early = int(np.argmin(least))
+    few = np.flatnonzero(least <= -np.log1p(-numbers[early]) / weights[early])
+    return int(few[np.argmin(-np.log1p(-numbers[few]) / weights[few])])
 
 
 def _most_likely(weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:

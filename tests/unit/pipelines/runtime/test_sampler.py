@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipelines.runtime.logits_processors import LogitsProcessor
-from pipelines.runtime.sampler import prompt_log_probabilities, uniform
+from pipelines.runtime.sampler import prompt_log_probabilities, uniforms
 from pipelines.runtime.sampler import sample as sample_choices
 from pipelines.text.thinking_region import ThinkingMarkers
 from pipelines.types.eos import EOSTracker
@@ -79,16 +79,29 @@ class TestChoice:
 
 
 class TestRandomness:
-    def test_the_number_is_a_function_of_seed_and_position(self) -> None:
-        assert uniform(5, 17) == uniform(5, 17)
-        numbers = [uniform(seed, position) for seed in range(40) for position in range(40)]
+    def test_the_numbers_are_a_function_of_seed_position_and_token(self) -> None:
+        np.testing.assert_array_equal(uniforms(5, 17, 9), uniforms(5, 17, 12)[:9])
+        numbers = np.concatenate([uniforms(seed, position, 9) for seed in range(20) for position in range(20)])
         assert len(set(numbers)) == len(numbers)
         assert 0.0 <= min(numbers) < max(numbers) < 1.0
         assert abs(np.mean(numbers) - 0.5) < 0.03
 
+    @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3000}, {"min_p": 0.2}])
+    def test_the_last_bits_of_logits_decide_next_to_nothing(self, params: dict[str, float]) -> None:
+        """Another batch, another chunk or another node rounds otherwise."""
+        random = np.random.default_rng(3)
+        changed = 0
+        for seed in range(150):
+            flat = random.normal(scale=0.5, size=20_000).astype(np.float32)
+            noisy = flat + random.normal(scale=1e-5, size=20_000).astype(np.float32)
+            changed += (
+                sample(context_of(seed=seed, **params), flat)[0] != sample(context_of(seed=seed, **params), noisy)[0]
+            )
+        assert changed == 0
+
     @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
     def test_any_64_bit_seed_works(self, seed: int) -> None:
-        assert 0.0 <= uniform(seed, 0) < 1.0
+        assert 0.0 <= uniforms(seed, 0, 1)[0] < 1.0
 
     def test_preemption_does_not_change_the_draw(self) -> None:
         fresh, reset = context_of([1, 2], [3, 4]), context_of([1, 2], [3, 4])
