@@ -15,6 +15,7 @@ from ray import serve
 from kvcache.redis_registry import RedisRegistry
 from orchestrator.api.app import build_app
 from orchestrator.assembly import ROLE, api_settings, identify, start_replica
+from orchestrator.collector import settle
 from orchestrator.config import parse_config
 from orchestrator.measured import MeasuredGenerator
 from orchestrator.presence import Presence
@@ -45,6 +46,7 @@ class OrchestratorDeployment:
         measured = MeasuredGenerator(replica, self._presence.requests, SystemClock())
         settings = api_settings(parsed, int(time.time()))
         self._http = build_app(measured, replica, tokenizer, settings, self._presence.operations)
+        settle()
         hear_sigterm(asyncio.get_running_loop(), self._leave)
 
     def _leave(self) -> None:

@@ -293,6 +293,7 @@ class Dispatcher:
                 if (output := flight.progress.take(effect.delta)) is not None:
                     flight.stranded_at_s = None
                     self._explanations.delivered(flight.request_id, output, self._clock.now_s())
+                    self._placement.delivered(flight)
                     flight.deliver(output)
             case DeliverEnd():
                 flight.deliver(

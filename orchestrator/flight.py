@@ -7,6 +7,7 @@ It decides nothing. Outputs wait in a queue for a consumer that may be slow; it 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.ports import GenerationJob
@@ -16,6 +17,16 @@ from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.errors import PronghornError
 from pronghorn.ids import Incarnation, RequestID
 from pronghorn.ledger import Held, Kind
+
+
+@dataclass
+class HandOver:
+    """What is predicted of one, and when its first token came: from the gap to the next one links are learned."""
+
+    decode: Incarnation
+    moved_bytes: float
+    compute_s: float
+    first_at_s: float | None = None
 
 
 class Flight:
@@ -30,6 +41,8 @@ class Flight:
         self.blocks: PromptBlocks | None = None
         self.computes: Incarnation | None = None
         """Which node was given the prompt to compute, in the current attempt."""
+        self.hand_over: HandOver | None = None
+        """Of the current attempt, until its second output."""
         self.asked: tuple[Incarnation, ...] = ()
         """The nodes that the current attempt was sent to, or may ask."""
         self.stranded_at_s: float | None = None

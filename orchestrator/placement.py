@@ -7,7 +7,7 @@ request is its lifecycle's to decide.
 from orchestrator.breaker import counts_as_failure
 from orchestrator.config import OrchestratorConfig
 from orchestrator.explanation import Explanations
-from orchestrator.flight import Flight
+from orchestrator.flight import Flight, HandOver
 from orchestrator.hints import routed_hint
 from orchestrator.lifecycle import RequestState
 from orchestrator.local_prefill import with_room
@@ -25,11 +25,15 @@ from orchestrator.request_events import (
 )
 from orchestrator.routing.facts import RequestFacts, Route
 from orchestrator.routing.router import Router
+from orchestrator.routing.speeds import LearnedSpeeds
 from pipelines.types.frames import Pulled
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.errors import NoPrefill, PronghornError, Unavailable, from_record
 from pronghorn.ids import Fence, Incarnation
+
+TAIL_STEPS = 3.0
+"""Steps that may lie between a first and a second token while every block is there."""
 
 
 class Placement:
@@ -38,6 +42,7 @@ class Placement:
         router: Router,
         nodes: Nodes,
         prompts: PromptKeys,
+        speeds: LearnedSpeeds,
         explanations: Explanations,
         clock: Clock,
         counters: Counters,
@@ -46,6 +51,7 @@ class Placement:
         self._router = router
         self._nodes = nodes
         self._prompts = prompts
+        self._speeds = speeds
         self._explanations = explanations
         self._clock = clock
         self._counters = counters
@@ -81,6 +87,7 @@ class Placement:
             could = any(view.role == "prefill" and view.unusable is None for view in views)
             self._counters.count("prefill_here" if could else "prefill_fallback", "sooner" if could else "local")
         flight.computes = (route.prefill[0] if route.prefill else route.decode).incarnation
+        flight.hand_over = self._hand_over(route, facts.prompt_tokens)
         self._hint(flight, route)
         self._explanations.routed(flight.request_id, route, self._prompts.kv_bytes_per_token, self._clock.now_s())
         return Routed(route.decode.name, route.decode.incarnation, route.prefill, route.only_these)
@@ -100,7 +107,28 @@ class Placement:
         hint = routed_hint(route.held_blocks, flight.blocks.hashes, self._prompts.name, flight.job.hint)
         flight.job.context.external_block_metadata = hint
 
+    def _hand_over(self, route: Route, prompt_tokens: int) -> HandOver | None:
+        if not route.prefill or route.choice is None:
+            return None
+        pair = route.choice.considered[0]
+        rate = self._speeds.of(route.prefill[0].incarnation).prefill_tokens_per_s
+        moved_bytes = (prompt_tokens - pair.decode.reuse_tokens) * self._prompts.kv_bytes_per_token
+        compute_s = (prompt_tokens - route.choice.reuse_tokens) / rate
+        return HandOver(route.decode.incarnation, moved_bytes, compute_s)
+
     # --- what becomes of it ---
+
+    def delivered(self, flight: Flight) -> None:
+        """Tokens came. The gap between the first two of a hand-over tells of the link that its blocks took."""
+        hand_over, now_s = flight.hand_over, self._clock.now_s()
+        if hand_over is None:
+            return
+        if hand_over.first_at_s is None:
+            hand_over.first_at_s = now_s
+            return
+        tail_s = now_s - hand_over.first_at_s - TAIL_STEPS * self._speeds.of(hand_over.decode).step_s
+        self._speeds.handed_over(hand_over.decode, hand_over.moved_bytes, hand_over.compute_s, tail_s)
+        flight.hand_over = None
 
     def sent(self, flight: Flight, effect: Dispatch) -> None:
         """It goes there now: the node is counted busier, and what half-open breakers it may ask is theirs to try."""

@@ -71,7 +71,9 @@ class Replica:
         )
         self.dispatcher = Dispatcher(
             admission=Admission(config.max_in_flight, config.max_queue),
-            placement=Placement(router, self._nodes, prompt_keys, self.explanations, clock, self._counters, config),
+            placement=Placement(
+                router, self._nodes, prompt_keys, speeds, self.explanations, clock, self._counters, config
+            ),
             holdings=self.holdings,
             speeds=speeds,
             explanations=self.explanations,

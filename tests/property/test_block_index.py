@@ -1,5 +1,6 @@
 """The block index beside the dumbest index there is: a set of prefixes for each holder."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +125,7 @@ def test_garbage_breaks_nothing(events: list[tuple[str, Incarnation, int | None,
         index.find(packed(keys))
 
 
+@pytest.mark.field("dynamo#4429")
 @settings(max_examples=50, deadline=None)
 @given(stored=st.lists(st.tuples(st.sampled_from(HOLDERS), paths), max_size=25))
 def test_above_its_cap_it_gives_up_leaves_and_never_claims_more_than_is_held(

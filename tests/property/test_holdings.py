@@ -1,5 +1,6 @@
 """Events lost, late, twice and out of order: after the snapshot that is asked for, the index is the node's truth."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ fates = st.sampled_from(["arrives"] * 6 + ["lost", "twice", "late"])
 moves = st.tuples(st.sampled_from(["store", "store", "evict"]), paths, fates)
 
 
+@pytest.mark.field("llm-d-router#1737", "llm-d-router#1887", "Mooncake#4159")
 @settings(max_examples=200, deadline=None)
 @given(moves=st.lists(moves, max_size=40))
 def test_the_index_becomes_the_nodes_truth_whatever_happened_to_its_frames(

@@ -48,10 +48,10 @@ def test_a_snapshot_then_events_in_order_are_what_the_node_holds(holdings: Holdi
     assert holdings.find(PROMPT) == {}
 
 
+@pytest.mark.field("llm-d-router#1737", "llm-d-router#1887")
 def test_a_missing_frame_is_noticed_and_a_snapshot_is_asked_for_until_it_comes(
     holdings: Holdings, counters: Counters
 ) -> None:
-    """llm-d-router#1737, #1887."""
     holdings.events(NODE, snapshot(1, stored(0, 2)), 0.0)
     assert holdings.events(NODE, BlockEvents(3, [stored(2, 4)]), 0.0)
     assert not holdings.events(NODE, BlockEvents(4, [stored(4, 6)]), ASKS_AGAIN_S / 2)
@@ -62,15 +62,16 @@ def test_a_missing_frame_is_noticed_and_a_snapshot_is_asked_for_until_it_comes(
     assert counters.snapshot()["block_events_lost"] == 1
 
 
+@pytest.mark.field("llm-d-router#2853")
 def test_a_sequence_that_goes_backwards_empties_what_was_known(holdings: Holdings) -> None:
-    """llm-d-router#2853."""
     holdings.events(NODE, snapshot(7, stored(0, 4)), 0.0)
     assert holdings.events(NODE, BlockEvents(1, [stored(0, 1)]), 0.0)
     assert holdings.find(PROMPT) == {}
 
 
+@pytest.mark.field("kthena#1223", "kthena#1428", "kthena#1463")
 def test_a_snapshot_replaces_and_another_life_inherits_nothing(holdings: Holdings) -> None:
-    """kthena#1223, #1428: the same name, restarted, is credited with nothing."""
+    """The same name, restarted, is credited with nothing."""
     holdings.events(NODE, snapshot(1, stored(0, 6)), 0.0)
     holdings.events(NODE, snapshot(2, stored(0, 1)), 0.0)
     assert holdings.find(PROMPT) == {NODE: 1}
@@ -84,8 +85,9 @@ def test_events_before_any_snapshot_are_not_built_on(holdings: Holdings) -> None
     assert holdings.find(PROMPT) == {}
 
 
+@pytest.mark.field("llm-d-kv-cache#544")
 def test_what_was_given_out_counts_as_held_for_a_while(holdings: Holdings, counters: Counters) -> None:
-    """llm-d-kv-cache#544: what was expected and never came is counted."""
+    """What was expected and never came is counted."""
     holdings.tick(0.0)
     holdings.events(NODE, snapshot(1), 0.0)
     holdings.expect(NODE, PROMPT)
@@ -116,8 +118,9 @@ def test_a_lost_node_is_expected_to_hold_nothing(holdings: Holdings) -> None:
     holdings.check()
 
 
+@pytest.mark.field("aibrix#2287", "llm-d-kv-cache#593")
 def test_an_index_that_stays_far_from_what_the_node_says_is_made_anew(holdings: Holdings) -> None:
-    """aibrix#2287, llm-d-kv-cache#593: an event that was lost without a gap is made up for within seconds."""
+    """An event that was lost without a gap is made up for within seconds."""
     holdings.events(NODE, snapshot(1, stored(0, 8)), 0.0)
     assert not holdings.heartbeat(said(8), 0.0)
     assert not holdings.heartbeat(said(200), 1.0)

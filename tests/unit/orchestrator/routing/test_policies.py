@@ -81,6 +81,7 @@ def test_the_same_beginning_goes_to_the_same_node_and_few_move_when_one_leaves()
     assert all(after[of] == name for of, name in before.items() if name != "decode-2")
 
 
+@pytest.mark.field("production-stack#1008", "production-stack#420", "production-stack#668", "production-stack#15")
 def test_a_session_stays_on_its_node_and_binds_anew_when_that_is_gone() -> None:
     made = router("sticky_session")
     request = prompt(4, session="talk")
@@ -127,8 +128,8 @@ def test_a_full_pool_and_a_crowd_are_avoided() -> None:
     assert {made.choose(prompt(64), crowded).decode.name for _ in range(4)} == {"decode-1"}
 
 
+@pytest.mark.field("dynamo#3774", "dynamo#825")
 def test_a_prompt_is_computed_apart_unless_here_is_clearly_sooner() -> None:
-    """dynamo#3774, #825: disaggregation is used where it pays."""
     made = router("kv_aware")
     idle = [view("decode-1"), view("prefill-1")]
     assert made.choose(prompt(64), idle).prefill
@@ -178,10 +179,11 @@ def test_a_session_returns_to_its_node_where_nothing_speaks_against_it() -> None
     assert {made.choose(prompt(4, session="talk"), DECODE).decode.name for _ in range(5)} == {first}
 
 
+@pytest.mark.field("dynamo#589", "llm-d-router#1598", "llm-d-router#2515", "vllm-project/router#178")
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("policy", ["kv_aware", "least_request"])
 def test_sixteen_routers_with_a_burst_each_do_not_stampede(policy: str, shared: bool) -> None:
-    """dynamo#589, llm-d-router#1598, #2515: no heartbeat between the first and the last; the most that one node gets
+    """No heartbeat between the first and the last; the most that one node gets
     is at most twice the mean, on one hot prefix as on none."""
     nodes = [view(f"decode-{i}", total_blocks=10_000, free_blocks=10_000) for i in range(8)]
     hot = prompt(64, 7)
