@@ -25,6 +25,8 @@ from cluster.run_folder import Run, RunFolder, RunState, names
 from cluster.shutdown import take_down
 from cluster.simulator import fault_report, load_report
 from orchestrator.routing.policies import POLICIES
+from pipelines.text.reasoning_parser import REASONING_FORMATS
+from pipelines.text.tool_format import TOOL_FORMATS
 from pronghorn.errors import ConfigurationError, PronghornError
 
 ABOUT = "A prefill/decode serving cluster on this machine: start it, ask it, look at it, end it."
@@ -111,6 +113,16 @@ def up(
             show_default="their machine's address",
         ),
     ] = None,
+    tool_parser: Annotated[
+        str, typer.Option(help=f"How the model writes tool calls: auto, none, {', '.join(TOOL_FORMATS)}.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help=f"How the model marks its thinking: auto, none, {', '.join(REASONING_FORMATS)}.")
+    ] = "auto",
+    emit_reasoning_content: Annotated[
+        bool, typer.Option(help="Tell thinking as reasoning_content rather than reasoning.")
+    ] = False,
+    structured_output: Annotated[bool, typer.Option(help="Let clients send a response format.")] = True,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests when it ends.")] = 30.0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds until a start counts as failed.")] = 300.0,
@@ -148,6 +160,10 @@ def up(
                 "max_batch_size": max_batch_size,
                 "max_length": max_length,
                 "prefix_caching": prefix_caching,
+                "tool_parser": tool_parser,
+                "reasoning_parser": reasoning_parser,
+                "emit_reasoning_content": emit_reasoning_content,
+                "structured_output": structured_output,
                 "policy": policy,
                 "disaggregation": disaggregation,
                 "engine_settings": dict(map(config.parse_setting, setting or [])),

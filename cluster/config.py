@@ -18,6 +18,8 @@ from kvcache.layout import KVLayout
 from orchestrator.routing.policies import POLICIES
 from pipelines.models.config import read_config
 from pipelines.runtime.config import EngineConfig
+from pipelines.text.reasoning_parser import reasoning_format
+from pipelines.text.tool_format import tool_format
 from pronghorn.errors import ConfigurationError
 
 MEBIBYTE = 1024 * 1024
@@ -63,6 +65,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Requests that one orchestrator runs at once; as many again may wait."""
     max_length: int | None = None
     prefix_caching: bool = True
+    tool_parser: str = "auto"
+    """How the model writes tool calls (docs/structured-output.md); auto: by its chat template."""
+    reasoning_parser: str = "auto"
+    """How the model marks its thinking; likewise."""
+    emit_reasoning_content: bool = False
+    """Thinking is told as `reasoning_content` rather than `reasoning`."""
+    structured_output: bool = True
+    """Clients may send a response format."""
     policy: str = "kv_aware"
     """By which nodes are chosen for a request: one of `orchestrator.routing.policies.POLICIES`."""
     disaggregation: Disaggregation = "auto"
@@ -94,6 +104,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ConfigurationError(
                 f"policy is {self.policy!r}; it must be one of {', '.join(POLICIES)}", param="policy"
             )
+        tool_format(self.tool_parser, None)
+        reasoning_format(self.reasoning_parser, None)
         above_zero = "deadline_s drain_timeout_s max_batch_size max_in_flight kv_memory_bytes chunk_tokens max_length"
         for field in above_zero.split():
             value = getattr(self, field)
@@ -237,6 +249,10 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "logits_processors": sorted(service.engine_settings.get("logits_processors", {})),
         "prefill_expected": service.prefill > 0,
         "prefix_caching": service.prefix_caching,
+        "tool_parser": service.tool_parser,
+        "reasoning_parser": service.reasoning_parser,
+        "emit_reasoning_content": service.emit_reasoning_content,
+        "structured_output": service.structured_output,
         "policy": service.policy,
         "disaggregation": service.disaggregation,
         "hash_algo": engine(service).get("hash_algo", "sha256"),

@@ -149,3 +149,14 @@ def test_sizes_are_read(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused_with_the_option(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--kv-memory"):
         config.parse_bytes(text, "--kv-memory")
+
+
+def test_orchestrators_are_told_how_answers_are_read(model: Path) -> None:
+    told = parse_orchestrator(config.orchestrator(service(model, tool_parser="mistral", structured_output=False)))
+    assert (told.tool_parser, told.reasoning_parser, told.structured_output) == ("mistral", "auto", False)
+
+
+@pytest.mark.parametrize("field", ["tool_parser", "reasoning_parser"])
+def test_a_parser_that_there_is_not_is_refused_before_anything_starts(model: Path, field: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{field} is 'xml'; it must be auto, none"):
+        service(model, **{field: "xml"})
