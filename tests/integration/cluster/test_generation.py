@@ -112,6 +112,7 @@ def test_a_stream_of_several_prompts_says_what_the_whole_answer_says(client: ope
     assert usage.prompt_tokens == whole.usage.prompt_tokens
 
 
+@pytest.mark.conformance(57)
 def test_chat_takes_tokens_and_gives_tokens_and_the_newer_limit_wins(cluster: RunningCluster) -> None:
     body = {
         "model": MODEL,
