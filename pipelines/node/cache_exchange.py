@@ -6,6 +6,7 @@ nothing itself. Invariant: after `stop` nothing touches the block memory.
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from kvcache.connector import KVConnector, NullConnector
 from kvcache.contents import CacheContents
@@ -14,17 +15,20 @@ from kvcache.dkv_connector import COMPUTE, DKVConnector
 from kvcache.fetch_plan import Rates
 from kvcache.handshake import Identity
 from kvcache.hashing import BlockHasher
+from kvcache.memory import BlockMemory
 from kvcache.registry import NodeRegistry
+from kvcache.tiers import local_connector, tiered_connector
+from pipelines.node.config import NodeConfig
 from pipelines.node.directory_publisher import DirectoryPublisher
 from pipelines.node.engine_holds import EngineHolds
 from pipelines.node.engine_link import EngineLink
 from pipelines.node.fetch_client import FetchClient, StreamPort
 from pipelines.node.fetch_service import LEASE_S, FetchService
+from pipelines.node.offloader import Offloader
 from pipelines.node.peers import Peers
 from pipelines.node.prefix_loader import PrefixLoader
 from pipelines.node.session_service import MethodHandlers
 from pipelines.node.stream_service import stream_handler
-from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.messages import EngineReady, StepReport
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
@@ -45,7 +49,7 @@ class CacheExchange:
         *,
         name: NodeName,
         seed: bytes,
-        config: EngineConfig,
+        config: NodeConfig,
         link: EngineLink,
         contents: CacheContents,
         registry: NodeRegistry,
@@ -59,13 +63,15 @@ class CacheExchange:
     ) -> None:
         self._name = name
         self._seed = seed
-        self._config = config
+        self._told = config
+        self._config = config.engine
         self._link = link
         self._contents = contents
         self._streams = streams
         self._directory = directory
         self._registered_at_unix_s = registered_at_unix_s
         self._publisher: DirectoryPublisher | None = None
+        self._offloader: Offloader | None = None
         self._identity = identity
         self._clock = clock
         self._counters = counters
@@ -80,17 +86,10 @@ class CacheExchange:
         hasher = BlockHasher(self._config.hash_algo, self._seed, self._config.model_name, None, ready.layout)
         memory = self._link.memory
         if self._config.enable_prefix_caching:
-            self._connector = DKVConnector(
-                name=self._name,
-                peers=self.peers,
-                source=FetchClient(self._identity, self._streams, self._clock),
-                directory=self._directory,
-                rates=self._rates,
-                block_bytes=memory.block_bytes,
-                block_tokens=self._config.block_tokens,
-                clock=self._clock,
-                counters=self._counters,
-            )
+            self._connector = self._new_connector(memory)
+        if self._connector.keeps:
+            self._offloader = Offloader(self._connector, self._holds, memory, self._counters)
+            owner.start(self._offloader.run(), "offload")
         self.loader = PrefixLoader(
             self._connector, hasher, self._contents, self._holds, memory, self._clock, self._counters
         )
@@ -109,11 +108,39 @@ class CacheExchange:
         owner.start(self._close_idle_channels(), "idle-channels")
         return [stream_handler(FETCH_METHOD, self._service.frames, limit_s=LEASE_S)]
 
+    def _new_connector(self, memory: BlockMemory) -> KVConnector:
+        pool_bytes = memory.num_blocks * memory.block_bytes
+        told = self._told
+        host_bytes = pool_bytes * 3 // 2 if told.host_offload_bytes is None else told.host_offload_bytes
+        match told.kv_connector:
+            case "null":
+                return self._connector
+            case "local":
+                return local_connector(self._name, host_bytes, self._counters)
+            case "tiered":
+                disk_bytes = pool_bytes * 2 if told.disk_offload_bytes is None else told.disk_offload_bytes
+                folder = Path(told.disk_offload_dir or "")
+                return tiered_connector(self._name, host_bytes, disk_bytes, folder, self._counters)
+            case "dkv":
+                return DKVConnector(
+                    name=self._name,
+                    peers=self.peers,
+                    source=FetchClient(self._identity, self._streams, self._clock),
+                    directory=self._directory,
+                    rates=self._rates,
+                    block_bytes=memory.block_bytes,
+                    block_tokens=self._config.block_tokens,
+                    clock=self._clock,
+                    counters=self._counters,
+                )
+
     def on_report(self, report: StepReport) -> None:
         """After `contents` has taken its changes."""
         self._holds.on_events(report.holds)
         if self._publisher is not None and report.cache_changes:
             self._publisher.note(report.cache_changes)
+        if self._offloader is not None and report.cache_changes:
+            self._offloader.note(report.cache_changes)
         if report.stats is not None:
             self._rates.note(COMPUTE, report.prompt_tokens, report.stats.execution_time_s, self._clock.now_s())
 
@@ -128,6 +155,12 @@ class CacheExchange:
 
     def held(self) -> list[Held]:
         return [Held(Kind.HOLD, name) for name in self._holds.open]
+
+    def reset(self) -> None:
+        """Forget what the connector keeps, as the engine forgets what nobody holds."""
+        if self._offloader is not None:
+            self._offloader.reset()
+        self._connector.reset()
 
     async def _close_idle_channels(self) -> None:
         while True:

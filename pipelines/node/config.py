@@ -1,7 +1,7 @@
 """What a node of either kind is told at its start. Frozen; assembled in `cluster/config.py` as plain data."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +24,14 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What others dial; `host` where unset. Needed where `host` means every interface."""
     directory_bytes: int = 256 << 20
     """Bound on what the directory of blocks takes of Redis's memory, all nodes together; 0: no directory."""
+    kv_connector: Literal["null", "local", "tiered", "dkv"] = "dkv"
+    """Where blocks come from, and go to, beside the pool: nowhere, this host's memory, that and disk, other nodes."""
+    host_offload_bytes: int | None = None
+    """Of `local` and `tiered`; None: one and a half times the pool. 0: no tier in memory."""
+    disk_offload_bytes: int | None = None
+    """Of `tiered`; None: twice the pool. 0: no tier on disk."""
+    disk_offload_dir: str | None = None
+    """Needed with a tier on disk; each node has a folder of its own in it, which goes with it."""
     lease_s: float = 6.0
     """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
     max_in_flight: int = 1024
@@ -41,6 +49,11 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.host in EVERY_INTERFACE and self.advertise_host is None:
             raise ValueError(f"advertise_host: needed with host {self.host!r}, which nobody can dial")
+        for name in ("directory_bytes", "host_offload_bytes", "disk_offload_bytes"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 0")
+        if self.kv_connector == "tiered" and self.disk_offload_bytes != 0 and self.disk_offload_dir is None:
+            raise ValueError("disk_offload_dir: needed for a tier on disk; or set disk_offload_bytes to 0")
         for name in ("lease_s", "max_in_flight", "stop_grace_s", "unready_after_s", "batch_log_period_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")

@@ -148,7 +148,7 @@ class NodeShell:
         self.exchange = CacheExchange(
             name=name,
             seed=hash_seed,
-            config=config.engine,
+            config=config,
             link=self.link,
             contents=self.contents,
             registry=registry,
@@ -440,6 +440,7 @@ class NodeShell:
         self._work.session_closed(session)
 
     def drop_prefix_cache(self) -> None:
+        self.exchange.reset()
         try:
             self.link.send(ResetPrefixCache())
         except (Overloaded, EngineDied) as error:

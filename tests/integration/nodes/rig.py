@@ -14,6 +14,7 @@ from grpc import aio
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import DecodeNode
 from decode_nodes.scheduler import DecodeScheduler
+from kvcache.directory import BlockDirectory
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
@@ -229,6 +230,8 @@ class Rig:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.clock = SystemClock()
         self.registry = MemoryRegistry(self.clock)
+        self.directory: BlockDirectory | None = None
+        """Of every node that is made from then on."""
         self.prefill_nodes: list[PrefillNode] = []
         self.engines: dict[str, CanaryEngine] = {}
         self._stack = stack
@@ -237,7 +240,9 @@ class Rig:
 
     def node_config(self, port: int = 0, **engine: Any) -> NodeConfig:
         max_in_flight = engine.pop("max_in_flight", 1024)
+        tiers: dict[str, Any] = engine.pop("tiers", {})
         return NodeConfig(
+            **tiers,
             max_in_flight=max_in_flight,
             engine=canary_config(**({"max_batch_input_tokens": 2 * BLOCK_TOKENS} | engine)),
             redis_url="",
@@ -275,6 +280,7 @@ class Rig:
             config=PrefillNodeConfig(node=self.node_config(**changes), progress_period_s=0.05, linger_s=0.1),
             hash_seed=seed,
             fetch=StreamClient(FETCH_METHOD, self.clock, IDLE_CHANNEL_S),
+            directory=self.directory,
             engine=engine,
             registry=self.registry,
             clock=self.clock,
@@ -298,6 +304,7 @@ class Rig:
             config=config,
             hash_seed=seed,
             fetch=StreamClient(FETCH_METHOD, self.clock, IDLE_CHANNEL_S),
+            directory=self.directory,
             engine=engine,
             registry=self.registry,
             prefill=StreamClient(PREFILL_METHOD, self.clock, config.idle_channel_s),

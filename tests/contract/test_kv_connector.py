@@ -1,0 +1,175 @@
+"""What every connector does; then what those that keep blocks do, and the tiers alone."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvcache.connector import KVConnector, NullConnector
+from kvcache.dkv_connector import DKVConnector, Fetched
+from kvcache.fetch_plan import Rates
+from kvcache.hashing import BlockHash
+from kvcache.tiers import TieredConnector, local_connector, tiered_connector
+from pronghorn.clock import ManualClock
+from pronghorn.counters import Counters
+from pronghorn.ids import NodeName
+from tests.contract.test_node_registry import OLD as RECORD
+
+SIZE = 64
+HASHES = [BlockHash(bytes([n]) * 32) for n in range(1, 7)]
+HINT = {"version": 1, "instances": [{"name": RECORD.name, "blocks": 4, "last_hash": HASHES[3].hex()}]}
+
+
+def block(n: int) -> bytes:
+    return bytes((n * 31 + i) % 251 for i in range(SIZE))
+
+
+class OnePeer:
+    """`BlockSource`: has the first four blocks."""
+
+    async def fetch(self, holder, hashes, destinations, budget_s, patience_s) -> Fetched:
+        known = [h for h in hashes if h in HASHES[:4]]
+        for block_hash, destination in zip(known, destinations, strict=False):
+            destination[:] = block(HASHES.index(block_hash))
+        return Fetched(len(known), len(known) * SIZE, 0.01)
+
+
+def dkv(counters: Counters) -> DKVConnector:
+    return DKVConnector(
+        name=NodeName("us"),
+        peers=lambda: {RECORD.name: RECORD},
+        source=OnePeer(),
+        directory=None,
+        rates=Rates(),
+        block_bytes=SIZE,
+        block_tokens=16,
+        clock=ManualClock(),
+        counters=counters,
+    )
+
+
+@pytest.fixture(params=["null", "local", "tiered", "dkv"])
+async def made(request: pytest.FixtureRequest, tmp_path: Path):
+    counters = Counters()
+    connector: KVConnector = {
+        "null": lambda: NullConnector(counters),
+        "local": lambda: local_connector("n", 100 * SIZE, counters),
+        "tiered": lambda: tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters),
+        "dkv": lambda: dkv(counters),
+    }[request.param]()
+    yield connector
+    await connector.close()
+
+
+async def written(connector: KVConnector) -> None:
+    async with asyncio.timeout(5.0):
+        while connector.poll():  # noqa: ASYNC110  # what it is for
+            await asyncio.sleep(0.005)
+
+
+async def filled(connector: KVConnector) -> None:
+    connector.offload(HASHES[:4], [memoryview(block(n)) for n in range(4)])
+    await written(connector)
+
+
+async def test_what_is_located_is_loaded_right_and_nothing_else_is_written(made: KVConnector) -> None:
+    await filled(made)
+    located = await made.lookup(HASHES, 1, HINT)
+    assert located.blocks in (1, 4)
+    destinations = [memoryview(bytearray(SIZE)) for _ in range(located.blocks - 1)]
+    landed = await made.load(located, HASHES[: located.blocks], 1, destinations, 5.0)
+    assert landed == located.blocks - 1
+    assert [bytes(d) for d in destinations] == [block(n) for n in range(1, located.blocks)]
+
+
+async def test_an_unknown_chain_or_a_hint_of_no_use_is_a_miss(made: KVConnector) -> None:
+    await filled(made)
+    strange = [BlockHash(bytes([100 + n]) * 32) for n in range(6)]
+    for hint in (None, {"version": 9}, {}, HINT):
+        located = await made.lookup(strange, 0, hint)
+        assert located.blocks == 0
+        assert await made.load(located, strange, 0, [], 1.0) == 0
+
+
+async def test_after_a_reset_nothing_is_kept(made: KVConnector) -> None:
+    await filled(made)
+    made.reset()
+    assert (await made.lookup(HASHES, 0, None)).blocks == 0
+
+
+async def test_closing_twice_is_closing(made: KVConnector) -> None:
+    await made.close()
+    made.touch(HASHES)
+    assert made.poll() == 0
+
+
+# --- tiers ------------------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def restore(connector: TieredConnector, count: int) -> int:
+    located = await connector.lookup(HASHES, 0, None)
+    destinations = [memoryview(bytearray(SIZE)) for _ in range(min(count, located.blocks))]
+    landed = await connector.load(located, HASHES, 0, destinations, 5.0)
+    assert [bytes(d) for d in destinations[:landed]] == [block(n) for n in range(landed)]
+    return landed
+
+
+async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk(tmp_path: Path) -> None:
+    counters = Counters()
+    connector = tiered_connector("n", 2 * SIZE, 3 * SIZE, tmp_path, counters)
+    await filled(connector)
+    assert connector.disk is not None
+    assert (connector.host.size_bytes, connector.disk.size_bytes) == (2 * SIZE, 2 * SIZE)
+    assert await restore(connector, 4) == 4
+    connector.offload(HASHES[4:], [memoryview(block(n)) for n in (4, 5)])
+    await written(connector)
+    assert connector.disk.size_bytes == 3 * SIZE and len(files(tmp_path)) == 3
+    await connector.close()
+    assert not files(tmp_path)
+
+
+async def test_a_disk_budget_of_nothing_is_no_disk_tier(tmp_path: Path) -> None:
+    connector = tiered_connector("n", 2 * SIZE, 0, tmp_path, Counters())
+    await filled(connector)
+    assert connector.disk is None and not files(tmp_path)
+    assert len(connector.host) == 2
+    await connector.close()
+
+
+async def test_a_host_budget_of_nothing_leaves_the_disk(tmp_path: Path) -> None:
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
+    await filled(connector)
+    assert len(connector.host) == 0 and await restore(connector, 4) == 4
+    await connector.close()
+
+
+@pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
+async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, harm: str) -> None:
+    counters = Counters()
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, counters)
+    await filled(connector)
+    path = tmp_path / "n" / HASHES[1].hex()
+    match harm:
+        case "changed":
+            path.write_bytes(bytes(SIZE))
+        case "cut":
+            path.write_bytes(block(1)[:-1])
+        case "gone":
+            path.unlink()
+    assert await restore(connector, 4) == 1
+    assert sum(n for name, n in counters.snapshot().items() if name.startswith("tier_miss")) >= 1
+    assert (await connector.lookup(HASHES, 0, None)).blocks == 1
+    await connector.close()
+
+
+async def test_what_is_touched_stays_longer() -> None:
+    connector = local_connector("n", 2 * SIZE, Counters())
+    connector.offload(HASHES[:2], [memoryview(block(n)) for n in (0, 1)])
+    connector.touch(HASHES[:1])
+    connector.offload(HASHES[2:3], [memoryview(block(2))])
+    assert HASHES[0] in connector.host and HASHES[1] not in connector.host
+    await connector.close()
