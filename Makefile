@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run down test test-more check format protos bench clean
+.PHONY: help install run down test test-more check format protos manifests bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ format: $(STAMP) ## let ruff repair what it can
 
 protos: $(STAMP) ## make the committed protobuf stubs anew
 	$(BIN)/python -m protos.generate
+
+manifests: $(STAMP) ## the Helm chart as manifests (ARGS="--values FILE --out FOLDER")
+	@$(BIN)/python -m k8s.render $(ARGS)
 
 bench: $(STAMP) ## the engine beside transformers, the cluster beside the engine
 	$(BIN)/python -m bench.engine $(ARGS)

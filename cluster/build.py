@@ -1,7 +1,8 @@
 """The composition root: which concrete classes make up the Serve application, and with which options.
 
 `cluster.build:app` is what `serve deploy` and a RayService name as `import_path`; its `args` are a `ServiceConfig` as
-plain data. The data path does not go through Serve: the nodes are bound only so that they belong to the application.
+plain data, where an empty `redis_url` stands for that of the environment: a password is in no manifest then. The data
+path does not go through Serve: the nodes are bound only so that they belong to the application.
 """
 
 from typing import Any
@@ -29,7 +30,7 @@ NODE_REQUESTS = 16
 
 def app(args: dict[str, Any]) -> Application:
     """Raises ConfigurationError naming the field at fault."""
-    service = config.parse(args, ServiceConfig)
+    service = config.with_redis(config.parse(args, ServiceConfig), config.environment())
     orchestrator = config.orchestrator(service)
     nodes = [_node(DecodeNodeDeployment, "decode", service.decode, service)]
     if service.prefill:

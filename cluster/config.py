@@ -155,6 +155,15 @@ def parse(raw: Mapping[str, Any], kind: type[Config]) -> Config:
         raise ConfigurationError(f"configuration: {error}") from None
 
 
+def with_redis(service: ServiceConfig, environ: Mapping[str, str]) -> ServiceConfig:
+    """`service` with the Redis that the environment names, where it names none itself."""
+    if service.redis_url:
+        return service
+    if not (url := environ.get(REDIS_VARIABLE)):
+        raise ConfigurationError(f"redis_url is empty, and {REDIS_VARIABLE} is not set", param="redis_url")
+    return msgspec.structs.replace(service, redis_url=url)
+
+
 # --- what the rooms below are told -----------------------------------------------------------------------------------
 
 
