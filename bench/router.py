@@ -23,9 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from kvcache.hashing import BlockHasher, HashAlgo, index_keys, pack_tokens
+from kvcache.hashing import HashAlgo
 from orchestrator.block_index import BlockIndex
-from pronghorn.ids import Incarnation
+from orchestrator.holdings import Holdings
+from orchestrator.nodes import NodeView
+from orchestrator.prompt_keys import PromptBlocks, PromptKeys
+from orchestrator.routing.break_even import Speeds
+from orchestrator.routing.facts import RequestFacts, Route
+from orchestrator.routing.pick import Turn
+from orchestrator.routing.policies import Setting, make_policy
+from orchestrator.routing.reservation import Reservations
+from orchestrator.routing.router import PolicyRouter
+from pipelines.types.frames import BlockEvents, BlocksStored
+from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
+from pronghorn.ids import Incarnation, NodeName
 
 BLOCK_TOKENS = 16
 CHAIN_BLOCKS = 4096
@@ -242,15 +254,70 @@ def pause_rows(entries: int, random: Random) -> list[Row]:
 
 
 def token_rows(random: Random) -> list[Row]:
-    tokens = np.array([random.randrange(150_000) for _ in range(CHAIN_BLOCKS * BLOCK_TOKENS)])
+    """What a request pays from its tokens to the chosen pair, on 64 nodes of which two hold most of its prompt."""
+    tokens = np.array([random.randrange(150_000) for _ in range(CHAIN_BLOCKS * BLOCK_TOKENS + 1)])
     rows: list[Row] = []
     algo: HashAlgo
     for algo in ("ahash64", "sha256"):
-        hasher = BlockHasher(algo, bytes(32), "bench", None, {"block_tokens": str(BLOCK_TOKENS)})
-        root = hasher.root(None)
-        hash_us = best_us(lambda h=hasher, r=root: index_keys(h.chain(pack_tokens(tokens), r)), calls=3)  # type: ignore[misc]  # mypy cannot infer it
-        rows.append((f"65536 tokens to keys, {algo}", hash_us / 1e3, "ms", None))
+        prompts = PromptKeys(algo, bytes(32), "bench")
+        prompts.learn({"block_tokens": str(BLOCK_TOKENS)})
+        router, views, holdings = fleet(64)
+        keys = prompts.blocks(tokens, None).keys
+        for life_, blocks in ((views[0].incarnation, CHAIN_BLOCKS), (views[1].incarnation, CHAIN_BLOCKS // 2)):
+            events = BlockEvents(1, [BlocksStored(None, keys[: 8 * blocks])], snapshot=True)
+            holdings.events(life_, events, 0.0)
+
+        def pair(prompts: PromptKeys = prompts, router: PolicyRouter = router, views: list[NodeView] = views) -> Route:
+            blocks = prompts.blocks(tokens, None)
+            return router.choose(RequestFacts("bench", len(tokens), keys=blocks.keys), views)
+
+        def keys_only(prompts: PromptKeys = prompts) -> PromptBlocks:
+            return prompts.blocks(tokens, None)
+
+        route = pair()
+        assert views[0].name in (route.decode.name, *(target.name for target in route.prefill))
+        bound = 1.5 if algo == "ahash64" else None
+        rows.append((f"65536 tokens to keys, {algo}", best_us(keys_only, 20, 3) / 1e3, "ms", None))
+        rows.append((f"65536 tokens to the chosen pair, 64 nodes, {algo}", best_us(pair, 20, 3) / 1e3, "ms", bound))
+    router, views, _ = fleet(1000)
+    facts = RequestFacts("bench", 1000, keys=_keys(random, 62).tobytes())
+    rows.append(("a choice among 1000 nodes", best_us(lambda: router.choose(facts, views)) / 1e3, "ms", 1.0))
     return rows
+
+
+def fleet(count: int) -> tuple[PolicyRouter, list[NodeView], Holdings]:
+    """The default router over so many idle nodes, half of each role."""
+    holdings, random, speeds = Holdings(1 << 32, Counters()), Random(0), Speeds()
+    policy = make_policy("kv_aware", Setting(random, lambda _: speeds, lambda: 65_536.0, False))
+    turn = Turn(random)
+    router = PolicyRouter(
+        policy, holdings, Reservations(), SystemClock(), turn, max_prefill_candidates=3, retry_after_s=1.0
+    )
+    views = [
+        NodeView(
+            NodeName(f"{role}-{i}"), role, "bench", f"{role}-{i}:1", life(2 * i + (role == "decode")), None, 0, 0, 0
+        )
+        for i in range(count // 2)
+        for role in ("prefill", "decode")
+    ]
+    return router, views, holdings
+
+
+def cap_rows(random: Random) -> list[Row]:
+    """Five times the blocks that the cap has room for: what it takes, of the cap, and what is found still."""
+    cap = 64 * 1024 * 1024
+    work = shared_chains(64, 5 * cap // 100, random)
+    tracemalloc.start()
+    capped = BlockIndex(cap)
+    for node, parent, keys in work.events():
+        capped.stored(life(node), parent, keys.tobytes())
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    found = sum(bool(capped.find(keys.tobytes())) for keys in queries(work, random))
+    return [
+        ("memory at the cap, of the cap", taken / cap, "x", 1.2),
+        (f"queries that still find something, of {QUERIES}", float(found), "", None),
+    ]
 
 
 # --- Dynamo -----------------------------------------------------------------------------------------------------------
@@ -294,6 +361,7 @@ def run(entries: int, seed: int) -> dict[str, Any]:
         rows += found + dynamo_rows(told.pop("work"), told.pop("asked")) + one_chain_rows(nodes, random)
         facts[f"nodes_{nodes}"] = told
     rows += pause_rows(entries, Random(f"router/{seed}/pauses"))
+    rows += cap_rows(Random(f"router/{seed}/cap"))
     rows += token_rows(Random(f"router/{seed}/tokens"))
     return {"facts": facts, "rows": [{"what": w, "value": v, "unit": u, "bound": b} for w, v, u, b in rows]}
 

@@ -23,9 +23,11 @@ class _Pending:
 class Reservations:
     def __init__(self) -> None:
         self._nodes: dict[Incarnation, _Pending] = {}
+        self._changed: dict[Incarnation, None] = {}
 
     def reserve(self, incarnation: Incarnation, tokens: int, now_s: float) -> None:
         """The node is to compute so many tokens of a prompt."""
+        self._changed[incarnation] = None
         pending = self._nodes.setdefault(incarnation, _Pending())
         pending.tokens += tokens
         pending.made.append((now_s, tokens))
@@ -44,12 +46,19 @@ class Reservations:
         """One of the requests given out is over, whether or not a heartbeat has told of it: the oldest, as a guess."""
         pending = self._nodes.get(incarnation)
         if pending is not None:
+            self._changed[incarnation] = None
             pending.tokens -= pending.made.popleft()[1]
             if not pending.made:
                 del self._nodes[incarnation]
 
     def forget(self, incarnation: Incarnation) -> None:
         self._nodes.pop(incarnation, None)
+
+    def take_changed(self) -> list[Incarnation]:
+        """Nodes that were given something since the last call, or are done with it."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
 
     def tokens(self, incarnation: Incarnation) -> int:
         pending = self._nodes.get(incarnation)

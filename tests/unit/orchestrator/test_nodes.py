@@ -1,4 +1,8 @@
+from random import Random
+
+from kvcache.registry import NodeRecord
 from orchestrator.nodes import Nodes, NodeView
+from orchestrator.routing.reservation import Reservations
 from pronghorn.ids import Incarnation
 from tests.fakes.memory_node import MODEL, record, report
 
@@ -134,3 +138,43 @@ def test_what_is_said_of_unknown_lives_is_ignored() -> None:
     nodes.ended(ghost)
     nodes.closed(ghost, "gone")
     assert nodes.views(0.0) == []
+
+
+def happen(random: Random, nodes: Nodes, reservations: Reservations, of: NodeRecord, now_s: float) -> None:
+    """One thing that can happen to a node."""
+    life = of.incarnation
+    random.choice(
+        (
+            lambda: nodes.tick(now_s),
+            lambda: nodes.opened(life),
+            lambda: nodes.heartbeat(life, report(of, healthy=random.random() < 0.9), now_s),
+            lambda: nodes.heartbeat(life, report(of, in_flight=random.randrange(5)), now_s),
+            lambda: nodes.heard(life, now_s),
+            lambda: nodes.dispatched(life, random.randrange(9)),
+            lambda: nodes.ended(life),
+            lambda: nodes.computed(life),
+            lambda: nodes.asked([life], now_s),
+            lambda: nodes.let_go([life]),
+            lambda: nodes.failed(life, now_s),
+            lambda: nodes.succeeded(life, now_s),
+            lambda: reservations.reserve(life, 7, now_s),
+        )
+    )()
+
+
+def test_a_view_is_kept_only_as_long_as_nothing_has_changed() -> None:
+    """Whatever happens, in whatever order: what is shown is what would be made anew."""
+    random, reservations = Random(1), Reservations()
+    nodes = Nodes(MODEL, 1.0, reservations=reservations)
+    records = [record(f"{role}-{i}", role) for i in range(3) for role in ("decode", "prefill")]  # type: ignore[arg-type]  # a role
+    nodes.listed(records)
+    now_s, kept = 0.0, 0
+    for _ in range(2000):
+        now_s += random.choice((0.0, 0.01, 0.3))
+        happen(random, nodes, reservations, random.choice(records), now_s)
+        shown = nodes.views(now_s)
+        kept += sum(one is other for one, other in zip(shown, nodes.views(now_s), strict=True))
+        for each in records:
+            nodes._changed(each.incarnation)
+        assert shown == nodes.views(now_s)
+    assert kept
