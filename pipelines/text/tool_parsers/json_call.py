@@ -39,6 +39,8 @@ class JsonCall:
         """Arguments that came before the name."""
         self._raw = False
         """The value is arguments, to be given out as they are."""
+        self._whole = False
+        """The arguments' last bracket was read; blanks may follow."""
         self._argued = False
         """There are arguments."""
         self._told = False
@@ -100,6 +102,8 @@ class JsonCall:
         if len(self._stack) > 1:
             self._piece_of(char)
             self._stack.pop()
+            if self._raw and len(self._stack) == 1:
+                self._raw, self._whole = False, True
             return None
         self._value_ends()
         self._stack.pop()
@@ -142,8 +146,10 @@ class JsonCall:
     def _value_ends(self) -> None:
         if self._key is None and not self._piece.strip():
             return
-        if self._raw:
-            self._raw = False
+        if self._whole:
+            if self._piece.strip():
+                return self._fail()
+            self._whole = False
         else:
             value = _parsed(self._piece)
             if self._key == "name" or (self._key == "function" and isinstance(value, str)):

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import openai
+import pydantic
 import pytest
 
 from pipelines.types.status import GenerationStatus
@@ -128,3 +129,48 @@ async def test_heartbeats_do_not_disturb_the_client() -> None:
             text += chunk.choices[0].delta.content or ""
             stall.until.set()
     assert text == "hi"
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+TOOL = openai.pydantic_function_tool(Person, name="note_person")
+NOTED = '{"name": "note_person", "arguments": {"name": "Ada", "age": 36}}'
+
+
+@pytest.mark.conformance(65)
+async def test_the_clients_own_models_come_back_parsed() -> None:
+    served = Served(spoken('{"name": "Ada", "age": 36}'))
+    async with client_of(served) as client:
+        answer = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Person)
+    assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+    assert served.generator.job.context.json_schema is not None
+
+
+@pytest.mark.conformance(63)
+async def test_tools_go_round_with_the_clients_own_accumulator() -> None:
+    served = Served(spoken(f"<tool_call>\n{NOTED}\n</tool_call>"), tool_parser="hermes", max_length=4000)
+    async with client_of(served) as client:
+        whole = await client.chat.completions.parse(
+            model=MODEL, messages=MESSAGES, tools=[TOOL], tool_choice="required"
+        )
+        async with client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=[TOOL]) as stream:
+            final = await stream.get_final_completion()
+        (call,) = whole.choices[0].message.tool_calls or []
+        assert call.function.parsed_arguments == Person(name="Ada", age=36)
+        (streamed,) = final.choices[0].message.tool_calls or []
+        assert streamed.function.parsed_arguments == call.function.parsed_arguments
+        assert whole.choices[0].finish_reason == final.choices[0].finish_reason == "tool_calls"
+        history = [*MESSAGES, whole.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "noted"}]
+        await client.chat.completions.create(model=MODEL, messages=history, tools=[TOOL])
+
+
+async def test_a_schema_that_cannot_be_enforced_is_a_bad_request_with_the_reason() -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "("}}}
+    async with client_of(Served()) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=format)
+    assert caught.value.code == "invalid_grammar"
+    assert caught.value.param == "response_format"

@@ -37,6 +37,12 @@ def as_json(text: str) -> object:
         return text
 
 
+def test_blanks_around_arguments_are_none_of_them() -> None:
+    parser = HermesParser(lambda: "id")
+    parts = parser.push('<tool_call>{"name": "f", "arguments":  {"a": 1} \n }</tool_call>') + parser.finish()
+    assert "".join(part.arguments for part in parts if isinstance(part, ToolCallDelta)) == '{"a": 1}'
+
+
 WEATHER = ("weather", {"city": "Oslo", "days": 3})
 NOW = ("now", {})
 SAY = ("say", {"t": "</tool_call>"})
