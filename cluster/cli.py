@@ -106,6 +106,22 @@ def up(
             show_default="none",
         ),
     ] = None,
+    node_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node-set",
+            metavar="NAME=VALUE",
+            help="Further settings of nodes, as kv_connector=local or host_offload_bytes=1073741824; repeatable.",
+            show_default="none",
+        ),
+    ] = None,
+    kv_cache_hash_algo: Annotated[
+        str, typer.Option(help="Names of blocks: sha256, sha256_64, or ahash64, which is faster and cannot be salted.")
+    ] = "sha256",
+    use_client_cache_salt: Annotated[
+        bool,
+        typer.Option(help="Honour cache_salt and X-Cache-Salt; only behind a gateway that is trusted to set them."),
+    ] = False,
     advertise_host: Annotated[
         str | None,
         typer.Option(
@@ -167,6 +183,9 @@ def up(
                 "policy": policy,
                 "disaggregation": disaggregation,
                 "engine_settings": dict(map(config.parse_setting, setting or [])),
+                "node_settings": dict(map(config.parse_setting, node_setting or [])),
+                "kv_cache_hash_algo": kv_cache_hash_algo,
+                "use_client_cache_salt": use_client_cache_salt,
                 "deadline_s": deadline,
                 "drain_timeout_s": drain_timeout,
                 "advertise_host": advertise_host,

@@ -14,9 +14,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from kvcache.hashing import HashAlgo, parse_seed
 from kvcache.layout import KVLayout
 from orchestrator.routing.policies import POLICIES
 from pipelines.models.config import read_config
+from pipelines.node.config import NodeConfig
 from pipelines.runtime.config import EngineConfig
 from pipelines.text.reasoning_parser import reasoning_format
 from pipelines.text.tool_format import tool_format
@@ -78,6 +80,13 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     disaggregation: Disaggregation = "auto"
     """auto: a decode node computes a prompt itself where that is predicted to be clearly sooner; always: never while a
     prefill node could."""
+    kv_cache_hash_algo: HashAlgo = "sha256"
+    kv_cache_hash_seed: str | None = None
+    """64 hex digits, a secret; None: the cluster makes a seed at its first start and keeps it."""
+    use_client_cache_salt: bool = False
+    """Honour `cache_salt` and `X-Cache-Salt`; only behind a gateway that is trusted to set them."""
+    node_settings: dict[str, Any] = {}
+    """Further fields of `NodeConfig`, such as `kv_connector` and its budgets, by name."""
     engine_settings: dict[str, Any] = {}
     """Further fields of `EngineConfig`, such as its scheduling policy, by name."""
     deadline_s: float = 600.0
@@ -106,6 +115,20 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             )
         tool_format(self.tool_parser, None)
         reasoning_format(self.reasoning_parser, None)
+        if self.use_client_cache_salt and "ahash64" in (
+            self.kv_cache_hash_algo,
+            self.engine_settings.get("hash_algo"),
+        ):
+            raise ConfigurationError(
+                "use_client_cache_salt is on with kv_cache_hash_algo ahash64, which cannot honour salts: tenants would "
+                "share blocks; use sha256 or sha256_64",
+                param="use_client_cache_salt",
+            )
+        if self.kv_cache_hash_seed is not None:
+            try:
+                parse_seed(self.kv_cache_hash_seed)
+            except ValueError as error:
+                raise ConfigurationError(f"kv_cache_hash_seed: {error}", param="kv_cache_hash_seed") from None
         above_zero = "deadline_s drain_timeout_s max_batch_size max_in_flight kv_memory_bytes chunk_tokens max_length"
         for field in above_zero.split():
             value = getattr(self, field)
@@ -223,7 +246,7 @@ def engine(service: ServiceConfig) -> dict[str, Any]:
         raise ConfigurationError(f"engine_settings: {min(taken)} has an option of its own", param=min(taken))
     # Replicas of a node that prefills for itself need not do the same kind of work in a step.
     strategy = {"scheduling_strategy": "per_replica"} if service.prefill == 0 else {}
-    settings = settings | strategy | service.engine_settings
+    settings = settings | strategy | {"hash_algo": service.kv_cache_hash_algo} | service.engine_settings
     try:
         msgspec.convert(settings, EngineConfig)
     except msgspec.ValidationError as error:
@@ -232,15 +255,24 @@ def engine(service: ServiceConfig) -> dict[str, Any]:
 
 
 def node(service: ServiceConfig) -> dict[str, Any]:
-    """The same for either kind of node."""
-    return {
+    """The same for either kind of node. Raises ConfigurationError naming the setting at fault."""
+    settings: dict[str, Any] = {
         "engine": engine(service),
         "redis_url": service.redis_url,
         "key_prefix": service.key_prefix,
         "host": service.node_host,
         "advertise_host": service.advertise_host,
         "drain_timeout_s": service.drain_timeout_s,
+        "kv_cache_hash_seed": service.kv_cache_hash_seed,
     }
+    if taken := settings.keys() & service.node_settings:
+        raise ConfigurationError(f"node_settings: {min(taken)} has an option of its own", param=min(taken))
+    settings |= service.node_settings
+    try:
+        msgspec.convert(settings, NodeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"node settings: {error}") from None
+    return settings
 
 
 def orchestrator(service: ServiceConfig) -> dict[str, Any]:
@@ -264,7 +296,9 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "structured_output": service.structured_output,
         "policy": service.policy,
         "disaggregation": service.disaggregation,
-        "hash_algo": engine(service).get("hash_algo", "sha256"),
+        "hash_algo": engine(service)["hash_algo"],
+        "kv_cache_hash_seed": service.kv_cache_hash_seed,
+        "use_client_cache_salt": service.use_client_cache_salt,
     }
 
 

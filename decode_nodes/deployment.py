@@ -18,7 +18,7 @@ from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.node import ROLE, DecodeNode
 from kvcache.memory import BlockMemory
 from kvcache.redis_directory import open_directory
-from kvcache.redis_registry import RedisRegistry
+from kvcache.redis_registry import open_registry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
 from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
@@ -68,7 +68,7 @@ class DecodeNodeDeployment:
         """`config` is a DecodeNodeConfig as plain data. Raises ConfigurationError naming the field at fault."""
         self._node: DecodeNode | None = None
         parsed = parse_config(config, DecodeNodeConfig)
-        self._registry = RedisRegistry(parsed.node.redis_url, parsed.node.key_prefix)
+        self._registry = open_registry(parsed.node.redis_url, parsed.node.key_prefix, parsed.node.kv_cache_hash_seed)
         self._drain_timeout_s = parsed.node.drain_timeout_s
         name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
         node = parsed.node.placed(ray.util.get_node_ip_address)

@@ -85,6 +85,9 @@ class MemoryRegistry(MemoryRows[NodeRecord]):
             self._seed = self._new_seed()
         return self._seed
 
+    async def keep_seed(self, seed: bytes) -> None:
+        self._seed = self._seed or seed
+
     async def close(self) -> None:
         self._watchers.clear()
 

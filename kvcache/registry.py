@@ -72,6 +72,12 @@ class Rows(Protocol[RowT]):
         """The rows with a live lease, by name."""
 
 
+SEED_PERIOD_S = 1.0
+"""How often whoever knows the seed says so."""
+SEED_GRACE_S = 3 * SEED_PERIOD_S
+"""How long whoever starts waits to hear it before making one."""
+
+
 class NodeRegistry(Rows[NodeRecord], Protocol):
     """The rows of the nodes, and what else a cluster shares."""
 
@@ -86,6 +92,10 @@ class NodeRegistry(Rows[NodeRecord], Protocol):
 
     async def cluster_seed(self) -> bytes:
         """The cluster's hash seed, 32 secret bytes: made by the first who asks, then the same for everyone."""
+
+    async def keep_seed(self, seed: bytes) -> None:
+        """Write the seed again where the registry has lost it; never over another. Whoever knows it says so often, so
+        that nobody makes a second one after a flush."""
 
     async def close(self) -> None:
         """Give up connections. Idempotent."""

@@ -65,6 +65,8 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Whether a decode node may compute a prompt itself while a prefill node could, where that is predicted to be
     clearly sooner."""
     hash_algo: HashAlgo = "sha256"
+    kv_cache_hash_seed: str | None = None
+    """64 hex digits; None: the seed that the cluster has made."""
     """As the nodes'."""
     block_index_bytes: int = 256 * MEBIBYTE
 

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from kvcache.redis_registry import RedisRegistry
+from kvcache.redis_registry import open_registry
 from orchestrator.api.app import build_app
 from orchestrator.assembly import ROLE, api_settings, identify, start_replica
 from orchestrator.collector import settle
@@ -37,7 +37,7 @@ class OrchestratorDeployment:
         self._leaving = False
         parsed = parse_config(config)
         tokenizer = TextTokenizer.from_folder(parsed.model_path)
-        self._registry = RedisRegistry(parsed.redis_url, parsed.key_prefix)
+        self._registry = open_registry(parsed.redis_url, parsed.key_prefix, parsed.kv_cache_hash_seed)
         name = f"{ROLE}-{serve.get_replica_context().replica_tag}"
         identity = await identify(name, parsed, self._registry)
         self._replica = replica = await start_replica(identity, parsed, self._registry)

@@ -16,7 +16,7 @@ from ray import serve
 
 from kvcache.memory import BlockMemory
 from kvcache.redis_directory import open_directory
-from kvcache.redis_registry import RedisRegistry
+from kvcache.redis_registry import open_registry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
 from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
@@ -67,7 +67,7 @@ class PrefillNodeDeployment:
         """`config` is a PrefillNodeConfig as plain data. Raises ConfigurationError naming the field at fault."""
         self._node: PrefillNode | None = None
         parsed = parse_config(config, PrefillNodeConfig)
-        self._registry = RedisRegistry(parsed.node.redis_url, parsed.node.key_prefix)
+        self._registry = open_registry(parsed.node.redis_url, parsed.node.key_prefix, parsed.node.kv_cache_hash_seed)
         self._drain_timeout_s = parsed.node.drain_timeout_s
         name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
         node = parsed.node.placed(ray.util.get_node_ip_address)

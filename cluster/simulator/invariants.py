@@ -27,7 +27,7 @@ from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD, SESSION_METHOD
 LATE_S = 0.5
 """How much later than its deadline a request may end: the turns that its last word takes."""
 AT_REST = (
-    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels", "peers", "directory"),
+    *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels", "peers", "directory", "seed"),
     *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes", "silence"),
 )
 """The tasks of a node or orchestrator that holds no request; beside those of its sessions."""

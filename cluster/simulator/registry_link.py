@@ -119,6 +119,10 @@ class RegistryLink:
         await self.reach()
         return await self._redis.rows.cluster_seed()
 
+    async def keep_seed(self, seed: bytes) -> None:
+        await self.reach()
+        await self._redis.rows.keep_seed(seed)
+
     async def close(self) -> None:
         """Nothing is held."""
 

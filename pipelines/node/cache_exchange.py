@@ -5,6 +5,7 @@ nothing itself. Invariant: after `stop` nothing touches the block memory.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from kvcache.fetch_plan import Rates
 from kvcache.handshake import Identity
 from kvcache.hashing import BlockHasher
 from kvcache.memory import BlockMemory
-from kvcache.registry import NodeRegistry
+from kvcache.registry import SEED_PERIOD_S, NodeRegistry
 from kvcache.tiers import local_connector, tiered_connector
 from pipelines.node.config import NodeConfig
 from pipelines.node.directory_publisher import DirectoryPublisher
@@ -32,6 +33,7 @@ from pipelines.node.stream_service import stream_handler
 from pipelines.runtime.messages import EngineReady, StepReport
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
+from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation, NodeName
 from pronghorn.ledger import Held, Kind
 from pronghorn.tasks import Owner
@@ -75,6 +77,7 @@ class CacheExchange:
         self._identity = identity
         self._clock = clock
         self._counters = counters
+        self._registry = registry
         self.peers = Peers(registry, name)
         self._rates = Rates()
         self._holds = EngineHolds(link.send)
@@ -105,6 +108,7 @@ class CacheExchange:
             )
             owner.start(self._publisher.run(), "directory")
         owner.start(self.peers.watch(), "peers")
+        owner.start(self._keep_seed(), "seed")
         owner.start(self._close_idle_channels(), "idle-channels")
         return [stream_handler(FETCH_METHOD, self._service.frames, limit_s=LEASE_S)]
 
@@ -161,6 +165,12 @@ class CacheExchange:
         if self._offloader is not None:
             self._offloader.reset()
         self._connector.reset()
+
+    async def _keep_seed(self) -> None:
+        while True:
+            await asyncio.sleep(SEED_PERIOD_S)
+            with contextlib.suppress(Unavailable):
+                await self._registry.keep_seed(self._seed)
 
     async def _close_idle_channels(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from kvcache.hashing import parse_seed
 from pipelines.runtime.config import EngineConfig
 from pronghorn.errors import ConfigurationError
 
@@ -22,6 +23,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """0: the operating system assigns one."""
     advertise_host: str | None = None
     """What others dial; `host` where unset. Needed where `host` means every interface."""
+    kv_cache_hash_seed: str | None = None
+    """64 hex digits, the same everywhere; None: the seed that the cluster has made. A secret, never logged."""
     directory_bytes: int = 256 << 20
     """Bound on what the directory of blocks takes of Redis's memory, all nodes together; 0: no directory."""
     kv_connector: Literal["null", "local", "tiered", "dkv"] = "dkv"
@@ -49,6 +52,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.host in EVERY_INTERFACE and self.advertise_host is None:
             raise ValueError(f"advertise_host: needed with host {self.host!r}, which nobody can dial")
+        if self.kv_cache_hash_seed is not None:
+            parse_seed(self.kv_cache_hash_seed)
         for name in ("directory_bytes", "host_offload_bytes", "disk_offload_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")

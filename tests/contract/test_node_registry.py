@@ -326,3 +326,29 @@ async def test_a_watch_that_is_cancelled_while_it_connects_ends_cancelled(valkey
     with pytest.raises(asyncio.CancelledError):
         await soon(watching)
     await registry.close()
+
+
+async def test_a_seed_is_written_again_after_a_flush_and_never_over_another(valkey, prefix):
+    knows = RedisRegistry(valkey.url, prefix)
+    seed = await knows.cluster_seed()
+    async with Redis.from_url(valkey.url) as redis:
+        await redis.delete(f"{prefix}:seed")
+    starting = RedisRegistry(valkey.url, prefix, seed_grace_s=5.0)
+    asked = asyncio.ensure_future(starting.cluster_seed())
+    await asyncio.sleep(0.05)
+    await knows.keep_seed(seed)
+    assert await asked == seed
+    await starting.keep_seed(bytes(32))
+    assert await knows.cluster_seed() == seed
+    await knows.close()
+    await starting.close()
+
+
+async def test_a_configured_seed_that_is_not_the_clusters_is_refused_by_name(valkey, prefix):
+    first, other = (RedisRegistry(valkey.url, prefix, seed=bytes([n]) * 32) for n in (1, 2))
+    assert await first.cluster_seed() == bytes([1]) * 32
+    with pytest.raises(ConfigurationError) as refused:
+        await other.cluster_seed()
+    assert refused.value.param == "kv_cache_hash_seed"
+    await first.close()
+    await other.close()

@@ -160,3 +160,35 @@ def test_orchestrators_are_told_how_answers_are_read(model: Path) -> None:
 def test_a_parser_that_there_is_not_is_refused_before_anything_starts(model: Path, field: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{field} is 'xml'; it must be auto, none"):
         service(model, **{field: "xml"})
+
+
+@pytest.mark.conformance(34)
+@pytest.mark.parametrize("where", [{"kv_cache_hash_algo": "ahash64"}, {"engine_settings": {"hash_algo": "ahash64"}}])
+def test_salts_with_an_algorithm_that_cannot_honour_them_are_refused_at_start(model: Path, where: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        service(model, use_client_cache_salt=True, **where)
+    assert refused.value.param == "use_client_cache_salt" and "ahash64" in refused.value.message
+    assert config.engine(service(model, **where))["hash_algo"] == "ahash64"
+
+
+@pytest.mark.conformance(32)
+@pytest.mark.parametrize("seed", ["00", "zz" * 32, " " + "0" * 63])
+def test_a_hash_seed_that_is_none_is_refused_without_repeating_it(model: Path, seed: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        service(model, kv_cache_hash_seed=seed)
+    assert refused.value.param == "kv_cache_hash_seed" and seed not in refused.value.message
+
+
+def test_everybody_is_told_the_same_of_hashes_and_salts(model: Path) -> None:
+    told = service(model, kv_cache_hash_algo="sha256_64", kv_cache_hash_seed="ab" * 32, use_client_cache_salt=True)
+    orchestrator, node = config.orchestrator(told), config.node(told)
+    assert orchestrator["hash_algo"] == node["engine"]["hash_algo"] == "sha256_64"
+    assert orchestrator["kv_cache_hash_seed"] == node["kv_cache_hash_seed"] == "ab" * 32
+    assert orchestrator["use_client_cache_salt"]
+
+
+def test_settings_of_nodes_are_passed_on_and_checked(model: Path) -> None:
+    assert config.node(service(model, node_settings={"kv_connector": "local"}))["kv_connector"] == "local"
+    for wrong in ({"kv_connector": "elsewhere"}, {"kv_connector": "tiered"}, {"host": "h"}, {"no_such": 1}):
+        with pytest.raises(ConfigurationError):
+            config.node(service(model, node_settings=wrong))
