@@ -110,6 +110,25 @@ async def test_a_long_body_is_prepared_off_the_loop_and_the_queue_is_bounded() -
     workshop.close()
 
 
+@pytest.mark.parametrize("body", [b'{"response_format": {}}', b'{"tools": []}', b'{"too\\u006cs": []}'])
+async def test_what_may_be_compiled_is_compiled_off_the_loop(body: bytes) -> None:
+    workshop = Workshop(settings())
+    where = await workshop.prepare(lambda raw, arrival: threading.current_thread(), body, ARRIVAL)
+    assert where is not threading.current_thread()
+    workshop.close()
+
+
+async def test_a_costly_grammar_holds_up_no_long_body() -> None:
+    workshop = Workshop(settings(offload_bytes=10))
+    go = threading.Event()
+    costly = asyncio.ensure_future(workshop.prepare(lambda raw, arrival: go.wait(5), b'{"tools": [1]}', ARRIVAL))
+    assert await workshop.prepare(lambda raw, arrival: "done", b"x" * 11, ARRIVAL) == "done"
+    assert not costly.done()
+    go.set()
+    assert await costly
+    workshop.close()
+
+
 async def test_a_body_that_waits_too_long_to_be_prepared_is_a_504() -> None:
     workshop = Workshop(settings(offload_bytes=10, default_deadline_s=0.05))
     go = threading.Event()
