@@ -30,7 +30,7 @@ MODEL = "model"
 TTFT_GOAL_S = 2.0
 INTER_TOKEN_GOAL_S = 0.05
 """A request that keeps both counts as good."""
-SHORTLIST = 8
+SHORTLIST = 4
 """Nodes of each role that the router chooses from, beside as many holders; where there are not twice as many, all."""
 TICK_S = 1.0
 
@@ -259,7 +259,7 @@ class LoadModel:
     def views(self, keys: bytes, now_s: float) -> list[NodeView]:
         """The nodes that the router is handed."""
         nodes: Iterable[LoadNode] = [*self.prefill, *self.decode]
-        if len(self._named) > 4 * SHORTLIST:
+        if len(self._named) > 8 * SHORTLIST:
             least = (*self._by_load["decode"].least(SHORTLIST), *self._by_load["prefill"].least(SHORTLIST))
             holders = self._holdings.find_best(keys, SHORTLIST) if keys else []
             nodes = dict.fromkeys((*least, *(self._named[str(life)] for life in holders)))
