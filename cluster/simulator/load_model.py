@@ -31,7 +31,7 @@ TTFT_GOAL_S = 2.0
 INTER_TOKEN_GOAL_S = 0.05
 """A request that keeps both counts as good."""
 SHORTLIST = 4
-"""Nodes of each role that the router chooses from, beside as many holders; where there are not twice as many, all."""
+"""Nodes of each role that the router chooses from, beside as many holders; where nodes are few, all."""
 TICK_S = 1.0
 
 
