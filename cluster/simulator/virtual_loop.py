@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.simulator.process import CURRENT, SimProcess
 
-MAX_CALLBACKS = 300_000
+MAX_CALLBACKS = 1_000_000
 """A simulation that runs more than this many turns in circles."""
 
 

@@ -3,6 +3,7 @@
 Knows rows; not whether anybody answers.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -13,6 +14,9 @@ from pronghorn.ids import NodeName
 log = logging.getLogger(__name__)
 
 ROLES = ("prefill", "decode")
+PAUSE_S = 1.0
+"""Between two listings. Every node lists when any node comes or goes: without a pause N that start together cost N * N
+listings of N rows, and a peer that is known a second late costs nothing but that its blocks are computed once more."""
 
 
 class Peers:
@@ -33,3 +37,4 @@ class Peers:
                 log.debug("%s keeps the peers that it knows: %s", self._name, error.message)
                 continue
             self._records = {r.name: r for r in records if r.role in ROLES and r.name != self._name}
+            await asyncio.sleep(PAUSE_S)
