@@ -1,0 +1,68 @@
+"""Routing by what real nodes hold, over real gRPC: their events arrive, and the next request follows them."""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from orchestrator.node_client import GrpcConnector
+from orchestrator.prompt_keys import PromptBlocks, PromptKeys
+from orchestrator.replica import Replica
+from tests.fakes.canary_engine import SEED
+from tests.fakes.canary_pipeline import continuation
+from tests.fakes.orchestrator_cluster import config
+from tests.integration.nodes.rig import MODEL, Rig, new_rig, orchestrator_identity, prompt
+from tests.integration.orchestrator.test_real_nodes import NEW_TOKENS, answer, job, until_usable
+
+DECODE_NODES = 3
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while not what():  # noqa: ASYNC110  (nobody announces it)
+            await asyncio.sleep(0.01)
+
+
+async def replica_of(rig: Rig) -> Replica:
+    connector = GrpcConnector(orchestrator_identity(), connect_timeout_s=5.0, send_queue_frames=1024)
+    replica = Replica(config(model_name=MODEL, max_length=256), rig.registry, connector, rig.clock, seed=SEED)
+    replica.start()
+    await until_usable(replica, DECODE_NODES)
+    return replica
+
+
+async def blocks_of(rig: Rig, tokens: list[int]) -> PromptBlocks:
+    keys = PromptKeys("sha256", SEED, MODEL)
+    keys.learn((await rig.registry.list())[0].layout)
+    return keys.blocks(np.array(tokens, dtype=np.int64), None)
+
+
+@pytest.mark.field("dynamo#1056", "aibrix#2287")
+async def test_requests_follow_the_blocks_a_new_orchestrator_knows_them_at_once_and_a_reset_is_heard() -> None:
+    async with new_rig() as rig:
+        nodes = [(await rig.decode(f"decode-{i}"))[0] for i in range(DECODE_NODES)]
+        for node in nodes:
+            await node.shell.check_health()
+        replica = await replica_of(rig)
+        tokens = prompt(8)
+        assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
+        blocks = await blocks_of(rig, tokens)
+        held = len(blocks.hashes)
+        await until(lambda: any(held <= len(keys) for keys in replica.holdings.dump().values()))
+        (holder,) = [life for life, keys in replica.holdings.dump().items() if keys]
+        for _ in range(4):
+            request = job(rig, tokens)
+            assert await answer(replica, request) == continuation(tokens, NEW_TOKENS)
+            record = replica.explain(str(request.context.request_id))
+            assert record is not None and record.attempts[0].considered[0].reuse_tokens == record.reused_tokens
+            assert request.context.external_block_metadata is not None
+        assert [life for life, keys in replica.holdings.dump().items() if keys] == [holder]
+        await replica.stop()
+
+        again = await replica_of(rig)
+        await until(lambda: again.holdings.find(blocks.keys).get(holder, 0) == held)
+        await again.reset_prefix_cache()
+        await until(lambda: not any(again.holdings.dump().values()))
+        again.holdings.check()
+        await again.stop()
