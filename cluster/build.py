@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster import config
-from cluster.config import ServiceConfig
+from cluster.config import Placement, ServiceConfig
 from decode_nodes.deployment import DecodeNodeDeployment
 from orchestrator.deployment import OrchestratorDeployment
 from prefill_nodes.deployment import PrefillNodeDeployment
@@ -40,26 +40,36 @@ def app(args: dict[str, Any]) -> Application:
         name="orchestrator",
         num_replicas=service.orchestrators,
         max_ongoing_requests=2 * service.max_in_flight,
-        ray_actor_options={"num_cpus": 0},
-        max_surge_percent=ONE_MORE_PERCENT,
+        **_placed(service.placement.orchestrator, gpus=0),
         **_lifecycle(service),
     )
     return ingress.bind(orchestrator, *nodes)
 
 
 def _node(deployment: type, name: str, replicas: int, service: ServiceConfig) -> Application:
-    on_gpu = service.device == "cuda"
     return serve.deployment(
         deployment,
         name=name,
         num_replicas=replicas,
         max_ongoing_requests=NODE_REQUESTS,
-        # The engine's threads are set by us, and two engines may share a core: CPUs are no resource here, GPUs are.
-        ray_actor_options={"num_cpus": 0, "num_gpus": 1 if on_gpu else 0},
-        # A new node waits for ever for a GPU where none is spare; there the old one goes first.
-        max_surge_percent=0 if on_gpu else ONE_MORE_PERCENT,
+        **_placed(getattr(service.placement, name), gpus=1 if service.device == "cuda" else 0),
         **_lifecycle(service),
     ).bind({"node": config.node(service)})
+
+
+def _placed(placement: Placement, gpus: int) -> dict[str, Any]:
+    # The engine's threads are set by us, and two engines may share a core: CPUs are no resource here, GPUs are.
+    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus}
+    if placement.labels:
+        options["label_selector"] = placement.labels
+    if placement.resources:
+        options["resources"] = placement.resources
+    # A new replica waits for ever for a place where none is spare; there the old one goes first.
+    bounded = gpus or placement.resources or placement.max_per_machine is not None
+    placed = {"ray_actor_options": options, "max_surge_percent": 0 if bounded else ONE_MORE_PERCENT}
+    return (
+        placed if placement.max_per_machine is None else placed | {"max_replicas_per_node": placement.max_per_machine}
+    )
 
 
 def _lifecycle(service: ServiceConfig) -> dict[str, Any]:

@@ -154,7 +154,6 @@ def up(
             "host": host,
             "port": port,
             "dashboard_port": dashboard_port,
-            "own_redis": redis_url is None,
             "address": address,
             "edge": edge,
             "startup_timeout_s": startup_timeout,

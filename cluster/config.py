@@ -8,12 +8,13 @@ orchestrator are told; none of those sees a flag or a variable.
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from cluster.config_problems import Problem, checked, refuse, wrong
 from kvcache.hashing import HashAlgo, parse_seed
 from kvcache.layout import KVLayout
 from orchestrator.routing.policies import POLICIES
@@ -40,6 +41,27 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
 Disaggregation = Literal["auto", "always"]
 Edge = Literal["auto", "haproxy", "serve"]
+Scheduling = Literal["spread", "pack"]
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """On which machines of a Ray cluster a pool may be; {} of everything: on any."""
+
+    labels: dict[str, str] = {}
+    """What a machine's labels must be, as in Ray's label selectors: a value, "!value", "in(a, b)" or "!in(a, b)"."""
+    resources: dict[str, Positive] = {}
+    """What each replica takes of a machine's custom resources."""
+    max_per_machine: Count | None = None
+
+
+class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    prefill: Placement = Placement()
+    decode: Placement = Placement()
+    orchestrator: Placement = Placement()
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,24 +70,24 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     model_name: str
     redis_url: str
     key_prefix: str
-    prefill: int = 1
-    decode: int = 1
-    orchestrators: int = 1
-    kv_memory_bytes: int = 512 * MEBIBYTE
+    prefill: Annotated[int, msgspec.Meta(ge=0)] = 1
+    decode: Count = 1
+    orchestrators: Count = 1
+    kv_memory_bytes: Count = 512 * MEBIBYTE
     """Of each node."""
-    block_tokens: int = 16
+    block_tokens: Count = 16
     dtype: Dtype = "float32"
     device: Device = "cpu"
-    threads: int = 1
+    threads: Count = 1
     """Of each engine; its data-parallel replicas share them."""
-    data_parallel: int = 1
+    data_parallel: Count = 1
     """Replicas of the model in each engine, among which requests are shared out; they share the node's KV memory."""
-    chunk_tokens: int | None = None
+    chunk_tokens: Count | None = None
     """Tokens in one engine step, which bounds a prefill chunk; None: what suits the device."""
-    max_batch_size: int = 32
-    max_in_flight: int = 256
+    max_batch_size: Count = 32
+    max_in_flight: Count = 256
     """Requests that one orchestrator runs at once; as many again may wait."""
-    max_length: int | None = None
+    max_length: Count | None = None
     prefix_caching: bool = True
     tool_parser: str = "auto"
     """How the model writes tool calls (docs/structured-output.md); auto: by its chat template."""
@@ -89,8 +111,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Further fields of `NodeConfig`, such as `kv_connector` and its budgets, by name."""
     engine_settings: dict[str, Any] = {}
     """Further fields of `EngineConfig`, such as its scheduling policy, by name."""
-    deadline_s: float = 600.0
-    drain_timeout_s: float = 30.0
+    deadline_s: Positive = 600.0
+    drain_timeout_s: Positive = 30.0
     revision: int = 0
     """Counts rolling redeployments: Serve replaces every replica of an application whose arguments have changed."""
     node_host: str | None = None
@@ -98,84 +120,79 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     advertise_host: str | None = None
     """What others dial instead, where something that forwards every node's port stands before the nodes."""
 
+    placement: Placements = Placements()
+    """Where each pool may be, on a Ray cluster of several machines."""
+
     def __post_init__(self) -> None:
-        for field, least in (
-            ("prefill", 0),
-            ("decode", 1),
-            ("orchestrators", 1),
-            ("threads", 1),
-            ("block_tokens", 1),
-            ("data_parallel", 1),
-        ):
-            if getattr(self, field) < least:
-                raise ConfigurationError(f"{field} is {getattr(self, field)}; it must be at least {least}", param=field)
+        refuse(self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
         if self.policy not in POLICIES:
-            raise ConfigurationError(
-                f"policy is {self.policy!r}; it must be one of {', '.join(POLICIES)}", param="policy"
-            )
-        tool_format(self.tool_parser, None)
-        reasoning_format(self.reasoning_parser, None)
+            yield wrong("policy", self.policy, f"one of {', '.join(POLICIES)}")
+        for find, field in ((tool_format, "tool_parser"), (reasoning_format, "reasoning_parser")):
+            try:
+                find(getattr(self, field), None)
+            except ConfigurationError as error:
+                yield Problem(field, error.message)
         if self.use_client_cache_salt and "ahash64" in (
             self.kv_cache_hash_algo,
             self.engine_settings.get("hash_algo"),
         ):
-            raise ConfigurationError(
+            yield Problem(
+                "use_client_cache_salt",
                 "use_client_cache_salt is on with kv_cache_hash_algo ahash64, which cannot honour salts: tenants would "
                 "share blocks; use sha256 or sha256_64",
-                param="use_client_cache_salt",
             )
         if self.kv_cache_hash_seed is not None:
             try:
                 parse_seed(self.kv_cache_hash_seed)
             except ValueError as error:
-                raise ConfigurationError(f"kv_cache_hash_seed: {error}", param="kv_cache_hash_seed") from None
-        above_zero = "deadline_s drain_timeout_s max_batch_size max_in_flight kv_memory_bytes chunk_tokens max_length"
-        for field in above_zero.split():
-            value = getattr(self, field)
-            if value is not None and value <= 0:
-                raise ConfigurationError(f"{field} is {value}; it must be above 0", param=field)
+                yield Problem("kv_cache_hash_seed", f"kv_cache_hash_seed: {error}")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    name: str
+    name: str = DEFAULT_CLUSTER_NAME
+    model: str | None = None
+    """A Hugging Face folder, GGUF file or hub name, whose folder is `service.model_path`; None: the default model."""
     service: ServiceConfig
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    dashboard_port: int | None = None
+    port: Port = DEFAULT_PORT
+    dashboard_port: Port | None = None
     """None: 8265 where it is free, else one that the operating system assigns."""
-    own_redis: bool = True
-    """Whether we start the Redis server; `service.redis_url` is filled in once it has a port."""
     address: str | None = None
     """A Ray cluster to join; None: start one."""
+    scheduling: Scheduling = "spread"
+    """Of a Serve that we start on a Ray cluster that we join: over its machines, or onto as few as will do."""
     edge: Edge = "auto"
-    startup_timeout_s: float = 300.0
+    startup_timeout_s: Positive = 300.0
 
     def __post_init__(self) -> None:
+        refuse(self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", self.name):
-            raise ConfigurationError(
-                f"the cluster name {self.name!r} must be 1 to 32 lower-case letters, digits and dashes", param="name"
+            yield Problem(
+                "name", f"the cluster name {self.name!r} must be 1 to 32 lower-case letters, digits and dashes"
             )
-        for field in ("port", "dashboard_port"):
-            port = getattr(self, field)
-            if port is not None and not 0 <= port <= 65535:
-                raise ConfigurationError(f"{field} is {port}; a port lies between 0 and 65535", param=field)
         if self.address is not None and self.own_redis:
-            raise ConfigurationError(
+            yield Problem(
+                "service.redis_url",
                 f"--address {self.address} joins a Ray cluster, whose other hosts cannot reach a Redis server on this "
                 "one: name a Redis that all of them reach with --redis-url",
-                param="redis_url",
             )
+
+    @property
+    def own_redis(self) -> bool:
+        """Whether we start the Redis server; `service.redis_url` is filled in once it has a port."""
+        return not self.service.redis_url
 
 
 Config = TypeVar("Config", ServiceConfig, ClusterConfig)
 
 
 def parse(raw: Mapping[str, Any], kind: type[Config]) -> Config:
-    """Plain data, checked. Raises ConfigurationError naming the field."""
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"configuration: {error}") from None
+    """Plain data, checked whole. Raises ConfigurationError, a line for each problem."""
+    return checked(raw, kind)
 
 
 def with_redis(service: ServiceConfig, environ: Mapping[str, str]) -> ServiceConfig:

@@ -3,9 +3,8 @@
 import asyncio
 import socket
 
-import httpx
-
 from cluster.config import MEBIBYTE, ClusterConfig
+from cluster.config_problems import redacted
 from kvcache.redis_registry import RedisRegistry
 from pronghorn.errors import ConfigurationError, Unavailable
 
@@ -40,15 +39,6 @@ def require_ray(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"no Ray cluster answers at {address}: {error}", param="address") from None
-
-
-def redacted(url: str) -> str:
-    """`url` without its password."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        return "the given URL"
-    return str(parsed.copy_with(password=None, username=None)) if parsed.password else url
 
 
 def require_memory(config: ClusterConfig, available_bytes: int | None) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import processes
-from cluster.preconditions import redacted
+from cluster.config_problems import redacted
 from cluster.run_folder import Run, RunFolder, RunState
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRecord, OrchestratorRecord

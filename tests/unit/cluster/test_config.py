@@ -127,9 +127,9 @@ def test_an_unknown_field_is_refused(model: Path) -> None:
 
 
 def test_joining_a_ray_cluster_needs_a_redis_that_all_its_hosts_reach(model: Path) -> None:
+    assert cluster(model, address="auto").address == "auto"
     with pytest.raises(ConfigurationError, match="--redis-url"):
-        cluster(model, address="auto")
-    assert cluster(model, address="auto", own_redis=False).address == "auto"
+        cluster(model, address="auto", service=msgspec.to_builtins(service(model, redis_url="")))
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a/b", "..", "x" * 33])

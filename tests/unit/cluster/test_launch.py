@@ -3,9 +3,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.config_problems import redacted
 from cluster.launch import choose_edge
 from cluster.ports import free_port, is_free, require_free
-from cluster.preconditions import redacted
 from pronghorn.errors import ConfigurationError
 
 

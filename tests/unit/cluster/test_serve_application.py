@@ -18,7 +18,6 @@ CONFIG = ClusterConfig(
     name="c",
     service=ServiceConfig(model_path="/m", model_name="m", redis_url="redis://r", key_prefix="k"),
     port=8000,
-    own_redis=False,
     address="10.0.0.1:6379",
 )
 
