@@ -72,13 +72,13 @@ async def test_what_is_removed_is_found_no_more_and_twice_is_once(made: BlockDir
     assert await made.depths(HASHES[2:]) == {OLD: 1}
 
 
-@pytest.mark.parametrize("same_name_at", [2.0])
-async def test_a_successor_gets_no_credit_for_what_its_predecessor_had_and_fences_it(
-    made: BlockDirectory, same_name_at: float
-) -> None:
+@pytest.mark.field("kthena#1223")
+@pytest.mark.field("kthena#1428")
+@pytest.mark.field("kthena#1463")
+async def test_a_successor_gets_no_credit_for_what_its_predecessor_had_and_fences_it(made: BlockDirectory) -> None:
     await made.open(ONE, OLD, 1.0)
     await made.stored(ONE, OLD, HASHES[:3])
-    await made.open(ONE, NEW, same_name_at)
+    await made.open(ONE, NEW, 1.001)
     assert await made.depths(HASHES) == {}
     for stale in (made.stored(ONE, OLD, HASHES), made.removed(ONE, OLD, HASHES), made.refresh(ONE, OLD)):
         with pytest.raises(NodeRefused) as refused:

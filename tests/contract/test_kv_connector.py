@@ -72,6 +72,7 @@ async def filled(connector: KVConnector) -> None:
     await written(connector)
 
 
+@pytest.mark.conformance(39)
 async def test_what_is_located_is_loaded_right_and_nothing_else_is_written(made: KVConnector) -> None:
     await filled(made)
     located = await made.lookup(HASHES, 1, HINT)
@@ -118,6 +119,7 @@ async def restore(connector: TieredConnector, count: int) -> int:
     return landed
 
 
+@pytest.mark.conformance(40)
 async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk(tmp_path: Path) -> None:
     counters = Counters()
     connector = tiered_connector("n", 2 * SIZE, 3 * SIZE, tmp_path, counters)

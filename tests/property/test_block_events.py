@@ -1,5 +1,6 @@
 """Whatever happens in an engine's pools, what a reader of the node's block events holds is what can be found there."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,8 @@ def _split(keys: bytes) -> set[bytes]:
     return {keys[i : i + 8] for i in range(0, len(keys), 8)}
 
 
+@pytest.mark.field("llm-d-router#1737")
+@pytest.mark.field("Mooncake#4159")
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5)), max_size=60), st.integers(1, 6))
 def test_a_reader_holds_what_the_pools_hold_whatever_was_dropped_in_between(steps, max_waiting):
     journal = CacheJournal()

@@ -26,6 +26,7 @@ async def computed(rig: Rig, node: Node) -> int:
     return (await rig.status(node)).counters.get("prompt_tokens", 0)
 
 
+@pytest.mark.conformance(41)
 async def test_a_prefill_node_fetches_what_the_hint_says_another_one_has(rig: Rig) -> None:
     first, one = await rig.prefill("prefill-1")
     second, two = await rig.prefill("prefill-2")
@@ -84,6 +85,7 @@ async def test_prompts_that_come_everywhere_at_once_compute_what_they_share_once
     assert one.pipeline.computed_tokens + two.pipeline.computed_tokens == len(SHARED) + len(prompts)
 
 
+@pytest.mark.conformance(38)
 @pytest.mark.parametrize("how", ["dead", "evicted", "another salt", "unknown name", "itself", "too deep"])
 async def test_a_hint_of_no_use_costs_a_recompute_and_nothing_else(rig: Rig, how: str) -> None:
     first, _ = await rig.decode("decode-1")
@@ -177,6 +179,8 @@ async def test_a_fetch_for_an_earlier_life_or_of_another_seed_is_declined(rig: R
         assert isinstance(declined, fetch.Declined)
 
 
+@pytest.mark.field("Mooncake#4239")
+@pytest.mark.field("vllm#21570")
 async def test_reading_after_the_lease_has_ended_gives_expired_and_no_bytes(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

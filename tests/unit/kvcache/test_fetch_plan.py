@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def test_an_old_measurement_says_nothing_any_more() -> None:
     assert rates.rate("a", FADES_S) is not None and rates.rate("a", FADES_S + 0.1) is None
 
 
+@pytest.mark.field("LMCache#1640")
 def test_blocks_are_fetched_where_the_link_beats_the_engine_or_nothing_is_known() -> None:
     assert worth_fetching(1000, None, 0.0, 16, 10.0)
     assert worth_fetching(1000, 10.0, 0.0, 16, None)
