@@ -93,6 +93,7 @@ def up(
         typer.Option(help="Prompt plus output, in tokens.", show_default="the model's, where it fits"),
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")] = True,
+    shared_memory: Annotated[bool, typer.Option(help="Let nodes on one host exchange blocks through memory.")] = True,
     policy: Annotated[str, typer.Option(help=f"How nodes are chosen: {', '.join(POLICIES)}.")] = "kv_aware",
     disaggregation: Annotated[
         str, typer.Option(help="auto: decode nodes may compute a prompt where that is clearly sooner; always: never.")
@@ -179,6 +180,7 @@ def up(
                 "reasoning_parser": reasoning_parser,
                 "emit_reasoning_content": emit_reasoning_content,
                 "structured_output": structured_output,
+                "shared_memory": shared_memory,
                 "policy": policy,
                 "disaggregation": disaggregation,
                 "engine_settings": dict(map(config.parse_setting, setting or [])),

@@ -117,6 +117,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Counts rolling redeployments: Serve replaces every replica of an application whose arguments have changed."""
     node_host: str | None = None
     """The interface of the nodes' gRPC servers; None: the address by which Ray knows each node's machine."""
+    shared_memory: bool = True
+    """Whether nodes on one host exchange blocks through shared memory; never where `advertise_host` is set."""
     advertise_host: str | None = None
     """What others dial instead, where something that forwards every node's port stands before the nodes."""
 
@@ -279,6 +281,7 @@ def node(service: ServiceConfig) -> dict[str, Any]:
         "key_prefix": service.key_prefix,
         "host": service.node_host,
         "advertise_host": service.advertise_host,
+        "shared_memory": service.shared_memory and service.advertise_host is None,
         "drain_timeout_s": service.drain_timeout_s,
         "kv_cache_hash_seed": service.kv_cache_hash_seed,
     }

@@ -24,16 +24,16 @@ from decode_nodes.attempt import (
     Tell,
 )
 from decode_nodes.config import DecodeNodeConfig
-from decode_nodes.pull import PrefillPort, pull
+from decode_nodes.pull import pull
 from kvcache.directory import BlockDirectory
 from kvcache.registry import NodeRegistry
 from pipelines.node.arrival import check_arrival, check_window
 from pipelines.node.ended_fences import EndedFences
-from pipelines.node.fetch_client import StreamPort
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.session_service import Server, grpc_server
 from pipelines.node.shell import NodeShell
+from pipelines.node.stream_port import StreamPort
 from pipelines.runtime.messages import Admit, Failed, PrefillHere, Release, Reserved, StepReport, TokenDelta
 from pipelines.runtime.port import EnginePort
 from pipelines.types.frames import Pulled, Submit
@@ -83,13 +83,14 @@ class DecodeNode:
         hash_seed: bytes,
         engine: EnginePort,
         registry: NodeRegistry,
-        prefill: PrefillPort,
+        prefill: StreamPort,
         fetch: StreamPort,
         clock: Clock,
         directory: BlockDirectory | None = None,
+        counters: Counters | None = None,
         new_server: Callable[[], Server] = grpc_server,
     ) -> None:
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self.shell = NodeShell(
             role=ROLE,
             name=name,

@@ -1,44 +1,24 @@
 """One hand-over as the decode node lives it: ask one prefill node, check all that it says, write what it sends.
 
-Knows the order of the messages and the bound on silence. Must not know what is done about a failure, nor gRPC: a
-stream of frames comes in through a small port. Invariants: the first message is the peer's hello, checked before
-anything is written; only wanted positions are written, each once; nothing is written after `pull` has returned.
+Knows the order of the messages and the bound on silence. Must not know what is done about a failure, nor what
+carries the frames. Invariants: the first message is the peer's hello, checked before anything is written; only wanted
+positions are written, each once; nothing is written after `pull` has returned.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from google.protobuf.message import DecodeError
 
 from kvcache import transfer
 from kvcache.handshake import Identity, check_peer
+from pipelines.node.stream_port import FrameStream
 from pipelines.types import wire
 from pipelines.types.frames import PrefillTarget
 from pipelines.types.handover import FirstToken, HandOverMessage, Progress, Refusal, Welcome
 from pronghorn.errors import HandshakeRefused, NodeLost, TransferFailed, from_record
 from protos import node_pb2
-
-
-class FrameStream(Protocol):
-    async def read(self) -> bytes | None:
-        """The next frame; None at the end. Raises a PronghornError where the stream breaks."""
-
-
-class PrefillPort(Protocol):
-    def stream(
-        self, target: PrefillTarget, request: bytes, timeout_s: float
-    ) -> AbstractAsyncContextManager[FrameStream]:
-        """Open a hand-over; leaving the context cancels it."""
-
-    def channels(self) -> list[str]:
-        """The addresses to which connections are open."""
-
-    async def close_idle(self) -> None:
-        """Give up the connections that have carried nothing for a while."""
-
-    async def close(self) -> None: ...
 
 
 async def pull(
@@ -108,15 +88,13 @@ def _said(frame: transfer.MessageFrame) -> HandOverMessage:
     return message
 
 
-async def _next_frame(
-    stream: FrameStream, target: PrefillTarget, stall_timeout_s: float
-) -> transfer.MessageFrame | transfer.BlocksFrame | transfer.CommitFrame:
+async def _next_frame(stream: FrameStream, target: PrefillTarget, stall_timeout_s: float) -> transfer.Frame:
     try:
         async with asyncio.timeout(stall_timeout_s):
-            data = await stream.read()
+            frame = await stream.read()
     except TimeoutError as error:
         message = f"{target.name} said nothing for {stall_timeout_s} s in a hand-over"
         raise NodeLost(message, code="stalled") from error
-    if data is None:
+    if frame is None:
         raise TransferFailed(f"{target.name} ended a hand-over before its commit", code="incomplete")
-    return transfer.decode(data)
+    return frame

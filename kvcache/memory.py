@@ -4,6 +4,8 @@ Knows a file descriptor and sizes; not what lies in a block, nor who may touch i
 the memory is made, so that too little memory is a clear error at start, not a SIGBUS under load.
 """
 
+import ctypes
+import fcntl
 import mmap
 import os
 import tempfile
@@ -40,6 +42,7 @@ class BlockMemory:
         fd = _anonymous_file()
         try:
             _allocate(fd, asked)
+            _seal(fd)
             return cls(fd, num_blocks, block_bytes)
         except OSError as error:
             os.close(fd)
@@ -63,6 +66,14 @@ class BlockMemory:
         start = block_id * self.block_bytes
         return self._view[start : start + self.block_bytes]
 
+    def place(self, view: memoryview) -> int:
+        """Where `view`, a view into this memory, begins: bytes from the memory's first."""
+        return _address(view) - _address(self._view)
+
+    def readable_fd(self) -> int:
+        """A new descriptor of this memory that can be mapped, and not written; the caller's to close. Linux only."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     def copy(self, source: int, destination: int) -> None:
         """Make block `destination` hold the bytes of block `source`."""
         self.block(destination)[:] = self.block(source)
@@ -79,6 +90,32 @@ class BlockMemory:
             self.buffer.close()
         except BufferError:  # views are out; the garbage collector unmaps it after the last one
             pass
+
+
+class ForeignMemory:
+    """Another process's block memory, to be read: a mapping of the descriptor that it gave."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes `fd` over. OSError or ValueError where it cannot be mapped, or might shrink under who reads it."""
+        try:
+            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError("the memory is not sealed against shrinking")
+            self._mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.view = memoryview(self._mapping)
+
+    def close(self) -> None:
+        """As `BlockMemory.close`: a view that is still held keeps the mapping."""
+        self.view.release()
+        try:
+            self._mapping.close()
+        except BufferError:  # unmapped with the last view
+            pass
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _check_sizes(num_blocks: int, block_bytes: int) -> None:
@@ -99,9 +136,15 @@ def _too_little(num_blocks: int, block_bytes: int, there: int | None) -> Configu
 def _anonymous_file() -> int:
     """A file without a name: gone with its last descriptor and mapping, however the processes end."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("pronghorn-kv")
+        return os.memfd_create("pronghorn-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def _seal(fd: int) -> None:
+    """Its size stays what it is: who maps it never meets a SIGBUS."""
+    if hasattr(os, "memfd_create"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
 def _allocate(fd: int, size_bytes: int) -> None:

@@ -7,15 +7,18 @@ A hand-over names blocks by their position in the prompt. Every frame is one mes
     BLOCKS   pieces:u32, then a header for each piece, then the bytes of each piece in the same order
              header: position:u32 offset:u32 length:u32 block_bytes:u32 digest:16 (XXH3-128 of the whole block)
     COMMIT   blocks:u32 digest:16 (XXH3-128 over position:u32 digest:16 of every block sent, by position)
+    SHARED   a header for each block: position:u32 block_bytes:u32 at:u64 digest:16. In the stead of BLOCKS where the
+             receiver sees the sender's block memory: the bytes lie there from `at` on, until the sender goes on
 
 All integers are little-endian. Small blocks share a frame; a large one is split, its pieces in order. Nothing received
 counts before `BlockReceiver.commit` returns: until then the destination holds bytes, not blocks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
+from typing import NamedTuple
 
 import xxhash
 
@@ -23,15 +26,18 @@ from pronghorn.errors import TransferFailed
 
 TARGET_FRAME_BYTES = 1 << 20
 """Payload aimed at. Measured best between 256 KiB and 1 MiB on gRPC; larger frames cost allocations."""
+SHARED_FRAME_BYTES = 4 << 20
+"""Bytes of blocks that one SHARED frame names: it copies nothing, and each frame wakes both processes."""
 
 _HEADER = Struct("<2sBB")
 _COUNT = Struct("<I")
 _PIECE = Struct("<IIII16s")
 _COMMIT = Struct("<I16s")
+_SHARED = Struct("<IIQ16s")
 _SENT = Struct("<I16s")
 _MAGIC = b"PT"
 _VERSION = 1
-_MESSAGE_KIND, _BLOCKS_KIND, _COMMIT_KIND = 1, 2, 3
+_MESSAGE_KIND, _BLOCKS_KIND, _COMMIT_KIND, _SHARED_KIND = 1, 2, 3, 4
 
 
 class Refusal(StrEnum):
@@ -78,6 +84,17 @@ class CommitFrame:
 Frame = MessageFrame | BlocksFrame | CommitFrame
 
 
+class Carriage(NamedTuple):
+    """How the blocks of one stream are carried: `encode_blocks`, or `encode_shared` of one memory."""
+
+    encode: Callable[[Iterable[tuple[int, memoryview]], dict[int, bytes]], Iterator[bytes]]
+    frame_bytes: int
+    """Blocks of so many bytes go into a frame; a holder encodes no more at once."""
+
+    def blocks_per_frame(self, block_bytes: int) -> int:
+        return max(1, self.frame_bytes // block_bytes)
+
+
 def block_digest(block: bytes | memoryview) -> bytes:
     return bytes(xxhash.xxh3_128_digest(block))
 
@@ -115,6 +132,56 @@ def encode_blocks(
                 batch, room = [], target_frame_bytes
     if batch:
         yield _blocks_frame(batch)
+
+
+IN_FRAMES = Carriage(encode_blocks, TARGET_FRAME_BYTES)
+"""For a receiver that sees nothing but what it is sent."""
+
+
+def encode_shared(
+    blocks: Iterable[tuple[int, memoryview]],
+    sent: dict[int, bytes],
+    place: Callable[[memoryview], int],
+    target_frame_bytes: int = SHARED_FRAME_BYTES,
+) -> Iterator[bytes]:
+    """As `encode_blocks`, for a receiver that sees the memory in which the blocks lie, each at `place(block)`.
+
+    A block must not change until the receiver has said that it has taken the frame.
+    """
+    headers: list[bytes] = []
+    room = target_frame_bytes
+    for position, block in blocks:
+        if position in sent:
+            raise ValueError(f"block position {position} was sent already")
+        sent[position] = digest = block_digest(block)
+        headers.append(_SHARED.pack(position, len(block), place(block), digest))
+        room -= len(block)
+        if room <= 0:
+            yield _shared_frame(headers)
+            headers, room = [], target_frame_bytes
+    if headers:
+        yield _shared_frame(headers)
+
+
+def is_shared(frame: bytes) -> bool:
+    return frame[: _HEADER.size] == _HEADER.pack(_MAGIC, _VERSION, _SHARED_KIND)
+
+
+def is_commit(frame: bytes) -> bool:
+    return frame[: _HEADER.size] == _HEADER.pack(_MAGIC, _VERSION, _COMMIT_KIND)
+
+
+def decode_shared(frame: bytes, memory: memoryview) -> BlocksFrame:
+    """The blocks of a SHARED frame, as views into `memory`. TransferFailed (`bad_frame`) where one lies outside it."""
+    body = memoryview(frame)[_HEADER.size :]
+    if not is_shared(frame) or not body or len(body) % _SHARED.size:
+        raise _refused(Refusal.BAD_FRAME, f"{len(body)} bytes are no headers of shared blocks")
+    pieces = []
+    for position, block_bytes, at, digest in _SHARED.iter_unpack(body):
+        if block_bytes == 0 or at + block_bytes > len(memory):
+            raise _refused(Refusal.BAD_FRAME, f"{block_bytes} bytes at {at} lie outside a memory of {len(memory)}")
+        pieces.append(Piece(position, 0, block_bytes, digest, memory[at : at + block_bytes]))
+    return BlocksFrame(pieces)
 
 
 def encode_commit(sent: Mapping[int, bytes]) -> bytes:
@@ -263,6 +330,10 @@ def _blocks_frame(pieces: list[Piece]) -> bytes:
     headers = [_PIECE.pack(p.position, p.offset, len(p.data), p.block_bytes, p.digest) for p in pieces]
     head = _HEADER.pack(_MAGIC, _VERSION, _BLOCKS_KIND) + _COUNT.pack(len(pieces))
     return b"".join([head, *headers, *(p.data for p in pieces)])
+
+
+def _shared_frame(headers: list[bytes]) -> bytes:
+    return b"".join([_HEADER.pack(_MAGIC, _VERSION, _SHARED_KIND), *headers])
 
 
 def _commit_digest(sent: Mapping[int, bytes]) -> bytes:

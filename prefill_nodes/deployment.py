@@ -19,12 +19,14 @@ from kvcache.redis_directory import open_directory
 from kvcache.redis_registry import open_registry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
-from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
+from pipelines.node.peer_streams import streams_from_nodes
+from pipelines.node.stream_client import IDLE_CHANNEL_S
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import ROLE, PrefillNode
 from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
 from pronghorn.ids import NodeName
 from pronghorn.sigterm import hear_sigterm
@@ -38,7 +40,7 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
 
     Raises ConfigurationError, EngineDied, or Unavailable where the registry does not answer.
     """
-    clock = SystemClock()
+    clock, counters = SystemClock(), Counters()
     engine_config = config.node.engine
     seed = await registry.cluster_seed()
     directory = open_directory(config.node.redis_url, config.node.key_prefix, config.node.directory_bytes)
@@ -49,9 +51,10 @@ async def start_node(name: NodeName, config: PrefillNodeConfig, registry: NodeRe
         hash_seed=seed,
         engine=ProcessEngine(ENGINE, engine_config, seed, memory, name=name),
         registry=registry,
-        fetch=StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S),
+        fetch=streams_from_nodes(FETCH_METHOD, config.node, clock, IDLE_CHANNEL_S, counters),
         directory=directory,
         clock=clock,
+        counters=counters,
     )
     await node.start()
     try:

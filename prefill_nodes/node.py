@@ -18,12 +18,12 @@ from kvcache.handshake import check_peer
 from kvcache.registry import NodeRegistry
 from pipelines.node.arrival import check_arrival
 from pipelines.node.ended_fences import EndedFences
-from pipelines.node.fetch_client import StreamPort
 from pipelines.node.prefill_request import PrefillRequest
 from pipelines.node.session import Session
 from pipelines.node.session_service import Server, grpc_server
 from pipelines.node.shell import NodeShell
-from pipelines.node.stream_service import stream_handler
+from pipelines.node.stream_port import StreamPort
+from pipelines.node.stream_service import StreamMethod
 from pipelines.runtime import messages
 from pipelines.runtime.messages import ChunkReady, Failed, StepReport
 from pipelines.runtime.port import EnginePort
@@ -81,9 +81,10 @@ class PrefillNode:
         fetch: StreamPort,
         clock: Clock,
         directory: BlockDirectory | None = None,
+        counters: Counters | None = None,
         new_server: Callable[[], Server] = grpc_server,
     ) -> None:
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self.shell = NodeShell(
             role=ROLE,
             name=name,
@@ -107,7 +108,7 @@ class PrefillNode:
         """A hand-over has begun or ended since this was cleared."""
 
     async def start(self) -> None:
-        await self.shell.start(self, [stream_handler(PREFILL_METHOD, self.frames)])
+        await self.shell.start(self, [StreamMethod(PREFILL_METHOD, self.frames)])
 
     # --- from orchestrators -------------------------------------------------------------------------------------------
 
@@ -191,7 +192,9 @@ class PrefillNode:
 
     # --- hand-overs ---------------------------------------------------------------------------------------------------
 
-    async def frames(self, data: bytes) -> AsyncGenerator[bytes, None]:
+    async def frames(
+        self, data: bytes, carriage: transfer.Carriage = transfer.IN_FRAMES
+    ) -> AsyncGenerator[bytes, None]:
         """The frames of the hand-over that `data` asks for. Closing the generator, at any point, frees its blocks."""
         try:
             request = self._accept(data)
@@ -204,7 +207,7 @@ class PrefillNode:
         self._changed.set()
         try:
             yield _say(Welcome(self.shell.identity.to_hello().SerializeToString()))
-            async with aclosing(self._serve(held)) as stream:
+            async with aclosing(self._serve(held, carriage)) as stream:
                 async for frame in stream:
                     yield frame
         finally:
@@ -239,14 +242,14 @@ class PrefillNode:
         layout, dot, name = field.partition(".")
         return layout if dot and name not in self.shell.identity.layout else field
 
-    async def _serve(self, held: _Held) -> AsyncGenerator[bytes, None]:
+    async def _serve(self, held: _Held, carriage: transfer.Carriage) -> AsyncGenerator[bytes, None]:
         request = held.request
         if self.shell.exchange.loader.may_help(request.context):
             held.bringing = self._bringing.start(self._bring(held), str(request.fence))
         else:
             self._begin(held)
         while True:
-            step = held.hand_over.take(self._blocks_per_frame)
+            step = held.hand_over.take(carriage.blocks_per_frame(self._link.memory.block_bytes))
             match step:
                 case None:
                     if held.hand_over.over:
@@ -257,7 +260,7 @@ class PrefillNode:
                     yield _say(step)
                 case Blocks(pairs=pairs):
                     blocks = ((position, self._link.memory.block(block)) for position, block in pairs)
-                    for frame in transfer.encode_blocks(blocks, held.sent):
+                    for frame in carriage.encode(blocks, held.sent):
                         yield frame
                     self.counters.count("blocks_sent", n=len(pairs))
                 case Commit():
@@ -294,10 +297,6 @@ class PrefillNode:
             return False
         held.wake.clear()
         return True
-
-    @property
-    def _blocks_per_frame(self) -> int:
-        return max(1, transfer.TARGET_FRAME_BYTES // self._link.memory.block_bytes)
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 

@@ -23,13 +23,13 @@ from pipelines.node.config import NodeConfig
 from pipelines.node.directory_publisher import DirectoryPublisher
 from pipelines.node.engine_holds import EngineHolds
 from pipelines.node.engine_link import EngineLink
-from pipelines.node.fetch_client import FetchClient, StreamPort
+from pipelines.node.fetch_client import FetchClient
 from pipelines.node.fetch_service import LEASE_S, FetchService
 from pipelines.node.offloader import Offloader
 from pipelines.node.peers import Peers
 from pipelines.node.prefix_loader import PrefixLoader
-from pipelines.node.session_service import MethodHandlers
-from pipelines.node.stream_service import stream_handler
+from pipelines.node.stream_port import StreamPort
+from pipelines.node.stream_service import StreamMethod
 from pipelines.runtime.messages import EngineReady, StepReport
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
@@ -84,8 +84,8 @@ class CacheExchange:
         self._service = FetchService(identity, require_serving, self._holds, link, clock, counters)
         self._connector: KVConnector = NullConnector(counters, self.peers)
 
-    def open(self, ready: EngineReady, owner: Owner) -> list[MethodHandlers]:
-        """The engine has started: what is to be served beside the node's own methods. Runs under `owner`."""
+    def open(self, ready: EngineReady, owner: Owner) -> StreamMethod:
+        """The engine has started: the stream that is to be served beside the node's own methods. Runs under `owner`."""
         hasher = BlockHasher(self._config.hash_algo, self._seed, self._config.model_name, None, ready.layout)
         memory = self._link.memory
         if self._config.enable_prefix_caching:
@@ -110,7 +110,7 @@ class CacheExchange:
         owner.start(self.peers.watch(), "peers")
         owner.start(self._keep_seed(), "seed")
         owner.start(self._close_idle_channels(), "idle-channels")
-        return [stream_handler(FETCH_METHOD, self._service.frames, limit_s=LEASE_S)]
+        return StreamMethod(FETCH_METHOD, self._service.frames, LEASE_S)
 
     def _new_connector(self, memory: BlockMemory) -> KVConnector:
         pool_bytes = memory.num_blocks * memory.block_bytes

@@ -37,6 +37,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Needed with a tier on disk; each node has a folder of its own in it, which goes with it."""
     lease_s: float = 6.0
     """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
+    shared_memory: bool = False
+    """Blocks go to and come from nodes on the same host, of the same user, through shared memory. Off where something
+    that forwards every node's port is to see all that passes."""
     max_in_flight: int = 1024
     """Attempts that the node holds at once; one more is refused as Overloaded."""
     drain_timeout_s: float = 30.0

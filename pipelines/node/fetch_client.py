@@ -7,8 +7,7 @@ its digest; a fetch that breaks keeps what it brought up to the first gap; nothi
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +17,7 @@ from kvcache.fetch import Declined, FetchRequest, Opened, Stock
 from kvcache.handshake import Identity, check_peer
 from kvcache.hashing import BlockHash
 from kvcache.registry import NodeRecord
+from pipelines.node.stream_port import FrameStream, StreamPort
 from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import Clock
 from pronghorn.errors import HandshakeRefused, NodeLost, PronghornError, TransferFailed, from_record
@@ -25,22 +25,6 @@ from protos import node_pb2
 
 STALL_TIMEOUT_S = 3.0
 """A holder that says nothing for this long has failed; it speaks every 0.3 s."""
-
-
-class FrameStream(Protocol):
-    async def read(self) -> bytes | None:
-        """The next frame; None at the end. Raises a PronghornError where the stream breaks."""
-
-
-class StreamPort(Protocol):
-    def stream(
-        self, target: PrefillTarget, request: bytes, timeout_s: float
-    ) -> AbstractAsyncContextManager[FrameStream]:
-        """Open a stream; leaving the context cancels it."""
-
-    async def close_idle(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class FetchClient:
@@ -115,12 +99,12 @@ class FetchClient:
     async def _next_frame(self, stream: FrameStream, target: PrefillTarget) -> transfer.Frame:
         try:
             async with asyncio.timeout(self._stall_timeout_s):
-                data = await stream.read()
+                frame = await stream.read()
         except TimeoutError as error:
             raise NodeLost(f"{target.name} said nothing for {self._stall_timeout_s} s", code="stalled") from error
-        if data is None:
+        if frame is None:
             raise TransferFailed(f"{target.name} ended a fetch before its commit", code="incomplete")
-        return transfer.decode(data)
+        return frame
 
 
 class _Receiving:

@@ -47,7 +47,9 @@ class FetchService:
         self._counters = counters
         self.open = 0
 
-    async def frames(self, data: bytes) -> AsyncGenerator[bytes, None]:
+    async def frames(
+        self, data: bytes, carriage: transfer.Carriage = transfer.IN_FRAMES
+    ) -> AsyncGenerator[bytes, None]:
         """The frames of the fetch that `data` asks for. Closing the generator, at any point, ends its lease."""
         self.open += 1
         try:
@@ -59,7 +61,7 @@ class FetchService:
                 while True:
                     yield _say(Stock(len(lease.blocks), lease.coming))
                     while len(sent) < len(lease.blocks):
-                        for frame in self._next_blocks(lease, sent, expires_at_s):
+                        for frame in self._next_blocks(lease, sent, expires_at_s, carriage):
                             yield frame
                     if not await self._more(lease, request, expires_at_s):
                         break
@@ -86,16 +88,18 @@ class FetchService:
             raise Overloaded(f"{self.open} fetches are open on {ours.name} (bound {MAX_LEASES})")
         return request
 
-    def _next_blocks(self, lease: Lease, sent: dict[int, bytes], expires_at_s: float) -> list[bytes]:
+    def _next_blocks(
+        self, lease: Lease, sent: dict[int, bytes], expires_at_s: float, carriage: transfer.Carriage
+    ) -> list[bytes]:
         """Frames of the next blocks. Read at once: nothing of them waits while the lease goes on."""
         if self._clock.now_s() >= expires_at_s:
             raise TransferFailed("the time of this fetch is up", code=fetch.EXPIRED)
         memory = self._link.memory
         first = len(sent)
-        last = min(len(lease.blocks), first + max(1, transfer.TARGET_FRAME_BYTES // memory.block_bytes))
+        last = min(len(lease.blocks), first + carriage.blocks_per_frame(memory.block_bytes))
         pairs = ((position, memory.block(lease.blocks[position])) for position in range(first, last))
         self._counters.count("blocks_lent", n=last - first)
-        return list(transfer.encode_blocks(pairs, sent))
+        return list(carriage.encode(pairs, sent))
 
     async def _more(self, lease: Lease, request: FetchRequest, expires_at_s: float) -> bool:
         """Whether the stream goes on: there is more, or it is being computed, or the asker has patience for it."""

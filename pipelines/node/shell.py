@@ -28,16 +28,19 @@ from kvcache.registry import NodeRecord, NodeRegistry
 from operations.metrics import Metrics, Reading
 from operations.port import Operations
 from operations.server import OperationsServer
+from pipelines.node import local_connection
 from pipelines.node.batch_log import BatchLog
 from pipelines.node.block_feed import events_of
 from pipelines.node.cache_exchange import CacheExchange
 from pipelines.node.config import NodeConfig
 from pipelines.node.engine_link import EngineLink
-from pipelines.node.fetch_client import StreamPort
 from pipelines.node.grace import Grace
+from pipelines.node.local_server import LocalServer
 from pipelines.node.readiness import Strays, overdue_reason, silence_reason
 from pipelines.node.session import Session
-from pipelines.node.session_service import MethodHandlers, Server, SessionService, grpc_server
+from pipelines.node.session_service import Server, SessionService, grpc_server
+from pipelines.node.stream_port import StreamPort
+from pipelines.node.stream_service import StreamMethod
 from pipelines.runtime.messages import ResetPrefixCache, StepReport
 from pipelines.runtime.port import EnginePort
 from pipelines.types.frames import HEARTBEAT_PERIOD_S, NodeReport, Submit
@@ -164,6 +167,7 @@ class NodeShell:
         self.registered_at_unix_s = time.time()
         self._owner = Owner(name, self._on_task_failure)
         self.operations_address: str | None = None
+        self._local: LocalServer | None = None
         self._operations: OperationsServer | None = None
         self._strays = Strays()
         self._stock_asked_s = clock.now_s()
@@ -176,7 +180,7 @@ class NodeShell:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def start(self, work: NodeWork, handlers: Sequence[MethodHandlers] = ()) -> None:
+    async def start(self, work: NodeWork, streams: Sequence[StreamMethod] = ()) -> None:
         """Start engine and server; on failure nothing is left running. Raises the engine's or the server's error."""
         self._work = work
         try:
@@ -189,8 +193,10 @@ class NodeShell:
                 layout=ready.layout,
                 seed_digest=self._seed_digest,
             )
-            handlers = [*handlers, *self.exchange.open(ready, self._owner)]
+            streams = [*streams, self.exchange.open(ready, self._owner)]
+            handlers = [stream.handler() for stream in streams]
             port = self._service.bind(self._config.bind_host, self._config.port, handlers)
+            self._open_local(streams)
             self.address = f"{self._config.dial_host}:{port}"
             await self._service.start()
             self._owner.start(self._sweep(), "sweep")
@@ -199,6 +205,15 @@ class NodeShell:
             if self.state is NodeState.STARTING:
                 await self.stop()
         log.info("node %s (%s) serves on %s", self.name, self.incarnation[:8], self.address)
+
+    def _open_local(self, streams: Sequence[StreamMethod]) -> None:
+        if not (self._config.shared_memory and local_connection.SUPPORTED):
+            return
+        try:
+            self._local = LocalServer(self.incarnation, streams, self.link.memory, self.counters)
+        except OSError as error:  # others reach the node through gRPC all the same
+            self.counters.count("local_refused", "not_opened")
+            log.warning("node %s shares no memory with nodes on this host: %s", self.name, error)
 
     def unhealthy_reason(self) -> str | None:
         """Why this node must be replaced; None while it is healthy. Busy and draining nodes are healthy."""
@@ -265,6 +280,8 @@ class NodeShell:
         self._work.fail_all(NodeLost(f"node {self.name} has stopped"))
         await self._registration.end()
         await self._service.stop(grace_s)
+        if self._local is not None:
+            await self._local.stop()
         await self._work.stop(grace_s)
         await self.exchange.stop()
         await self._owner.stop(grace_s)

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from kvcache import transfer
 from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import Clock
 from pronghorn.errors import DeadlineExceeded, NodeLost, NodeRefused, PronghornError
@@ -46,13 +47,13 @@ class _Stream:
         self._target = target
         self.broke = False
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> transfer.Frame | None:
         try:
             data = await self._call.read()
         except aio.AioRpcError as error:
             self.broke = True
             raise _translate(error, self._target) from error
-        return data if isinstance(data, bytes) else None
+        return transfer.decode(data) if isinstance(data, bytes) else None
 
 
 def _translate(error: aio.AioRpcError, target: PrefillTarget) -> PronghornError:

@@ -8,11 +8,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import grpc
 from grpc import aio
 
+from kvcache import transfer
 from pipelines.node.session_service import MethodHandlers, method_handlers
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,20 @@ READER_TIMEOUT_S = 10.0
 """A reader that takes no frame for this long loses the hand-over: it may answer pings for ever and hold our blocks."""
 
 Frames = Callable[[bytes], AsyncGenerator[bytes, None]]
+
+
+class StreamMethod(NamedTuple):
+    """A stream that a node serves, over gRPC and to nodes on its host."""
+
+    name: str
+    frames: Callable[..., AsyncGenerator[bytes, None]]
+    """Of a request, and of `carriage`, the stream's `transfer.Carriage`."""
+    limit_s: float | None = None
+    """It is cut off after that long."""
+
+    def handler(self) -> MethodHandlers:
+        frames = partial(self.frames, carriage=transfer.IN_FRAMES)
+        return stream_handler(self.name, frames, limit_s=self.limit_s)
 
 
 def stream_handler(
@@ -41,8 +57,8 @@ def stream_handler(
 
 async def hand_over(
     frames: AsyncGenerator[bytes, None], write: Callable[[bytes], Awaitable[None]], reader_timeout_s: float
-) -> None:
-    """Write all `frames`; on return their generator is closed, whether its reader has taken them or not."""
+) -> bool:
+    """Write all `frames`; on return their generator is closed. Whether its reader has taken them all."""
     async with aclosing(frames) as stream:
         async for frame in stream:
             try:
@@ -50,8 +66,9 @@ async def hand_over(
                     await write(frame)
             except TimeoutError:
                 log.warning("a hand-over was given up: its reader took nothing for %.1f s", reader_timeout_s)
-                return
+                return False
             except aio.BaseError as error:
                 # The asker has gone, or its time is up, which is no fault of ours.
                 log.debug("a stream ended before it was read: %s", error)
-                return
+                return False
+    return True

@@ -23,12 +23,14 @@ from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
 from kvcache.registry import NodeRecord
 from pipelines.node.config import NodeConfig
-from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
+from pipelines.node.peer_streams import streams_from_nodes
+from pipelines.node.stream_client import IDLE_CHANNEL_S
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import PrefillNode
 from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
 from pronghorn.ids import NodeName
 from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD
 from tests.fakes.canary_engine import SEED, canary_config, canary_memory
@@ -78,10 +80,17 @@ class NodeProcess:
 
 @asynccontextmanager
 async def node_process(
-    role: Literal["prefill", "decode"], name: str, *, stall_timeout_s: float = 0.5, **engine: Any
+    role: Literal["prefill", "decode"],
+    name: str,
+    *,
+    stall_timeout_s: float = 0.5,
+    shared_memory: bool = False,
+    **engine: Any,
 ) -> AsyncIterator[NodeProcess]:
     """`engine` as in `canary_config`; a `model_path` that is a folder has the real engine serve it."""
-    node = NodeConfig(engine=canary_config(**engine), redis_url="", key_prefix="", stop_grace_s=1.0)
+    node = NodeConfig(
+        engine=canary_config(**engine), redis_url="", key_prefix="", stop_grace_s=1.0, shared_memory=shared_memory
+    )
     told = msgspec.json.encode(Told(role, NodeName(name), node, stall_timeout_s)).decode()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -121,7 +130,8 @@ def _engine(told: Told) -> ProcessEngine:
 async def _serve(told: Told) -> None:
     clock = SystemClock()
     registry = MemoryRegistry(clock)
-    fetch = StreamClient(FETCH_METHOD, clock, IDLE_CHANNEL_S)
+    counters = Counters()
+    fetch = streams_from_nodes(FETCH_METHOD, told.node, clock, IDLE_CHANNEL_S, counters)
     node: PrefillNode | DecodeNode
     if told.role == "prefill":
         config = PrefillNodeConfig(node=told.node)
@@ -133,6 +143,7 @@ async def _serve(told: Told) -> None:
             registry=registry,
             fetch=fetch,
             clock=clock,
+            counters=counters,
         )
     else:
         decode = DecodeNodeConfig(node=told.node, stall_timeout_s=told.stall_timeout_s)
@@ -143,7 +154,8 @@ async def _serve(told: Told) -> None:
             engine=_engine(told),
             registry=registry,
             fetch=fetch,
-            prefill=StreamClient(PREFILL_METHOD, clock, decode.idle_channel_s),
+            prefill=streams_from_nodes(PREFILL_METHOD, told.node, clock, decode.idle_channel_s, counters),
+            counters=counters,
             clock=clock,
         )
     await node.start()

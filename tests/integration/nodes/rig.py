@@ -20,8 +20,9 @@ from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
 from pipelines.node.config import NodeConfig
+from pipelines.node.peer_streams import streams_from_nodes
 from pipelines.node.shell import NodeState
-from pipelines.node.stream_client import IDLE_CHANNEL_S, StreamClient
+from pipelines.node.stream_client import IDLE_CHANNEL_S
 from pipelines.node.stream_service import stream_handler
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.loop import EngineParts
@@ -50,6 +51,7 @@ from prefill_nodes.config import PrefillNodeConfig
 from prefill_nodes.node import PrefillNode
 from prefill_nodes.scheduler import PrefillScheduler
 from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
 from pronghorn.ids import Fence, Incarnation, NodeName, new_incarnation
 from pronghorn.tasks import Owner
 from pronghorn.wire import (
@@ -234,6 +236,8 @@ class Rig:
         """Of every node that is made from then on."""
         self.prefill_nodes: list[PrefillNode] = []
         self.engines: dict[str, CanaryEngine] = {}
+        self.shared_memory = False
+        """As the nodes made from now on are configured."""
         self._stack = stack
         self._owner = Owner("rig")
         stack.push_async_callback(self._owner.stop, 1.0)
@@ -249,6 +253,7 @@ class Rig:
             key_prefix="",
             lease_s=0.3,
             port=port,
+            shared_memory=self.shared_memory,
             drain_timeout_s=2.0,
             stop_grace_s=1.0,
             unready_after_s=UNREADY_AFTER_S,
@@ -275,11 +280,14 @@ class Rig:
     async def prefill_over(
         self, engine: EnginePort, name: str = "prefill-1", seed: bytes = SEED, **changes: Any
     ) -> PrefillNode:
+        config = PrefillNodeConfig(node=self.node_config(**changes), progress_period_s=0.05, linger_s=0.1)
+        counters = Counters()
         node = PrefillNode(
             name=NodeName(name),
-            config=PrefillNodeConfig(node=self.node_config(**changes), progress_period_s=0.05, linger_s=0.1),
+            config=config,
             hash_seed=seed,
-            fetch=StreamClient(FETCH_METHOD, self.clock, IDLE_CHANNEL_S),
+            counters=counters,
+            fetch=streams_from_nodes(FETCH_METHOD, config.node, self.clock, IDLE_CHANNEL_S, counters),
             directory=self.directory,
             engine=engine,
             registry=self.registry,
@@ -299,15 +307,17 @@ class Rig:
         **changes: Any,
     ) -> DecodeNode:
         config = DecodeNodeConfig(node=self.node_config(**changes), stall_timeout_s=stall_timeout_s)
+        counters = Counters()
         node = DecodeNode(
             name=NodeName(name),
             config=config,
             hash_seed=seed,
-            fetch=StreamClient(FETCH_METHOD, self.clock, IDLE_CHANNEL_S),
+            counters=counters,
+            fetch=streams_from_nodes(FETCH_METHOD, config.node, self.clock, IDLE_CHANNEL_S, counters),
             directory=self.directory,
             engine=engine,
             registry=self.registry,
-            prefill=StreamClient(PREFILL_METHOD, self.clock, config.idle_channel_s),
+            prefill=streams_from_nodes(PREFILL_METHOD, config.node, self.clock, config.idle_channel_s, counters),
             clock=self.clock,
         )
         await node.start()

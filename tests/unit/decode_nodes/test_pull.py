@@ -29,11 +29,11 @@ class Script:
         self._frames = iter(frames)
         self._silent = silent
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> transfer.Frame | None:
         frame = next(self._frames, None)
         if frame is None and self._silent:
             await asyncio.Event().wait()
-        return frame
+        return None if frame is None else transfer.decode(frame)
 
 
 def say(message: HandOverMessage) -> bytes:

@@ -1,0 +1,289 @@
+"""What a block costs on its way from one process to another: `python -m bench.transfer [--quick]`.
+
+A holder and an asker, two processes of one host; every path brings the same bytes into the asker's block memory. The
+project's own frames, with a digest of each block made by the holder and checked by the asker, over gRPC (one stream and
+four, on one connection and on four) and over shared memory; beside them plain TCP into place (`recv_into`) and a copy
+within one process, which check nothing; beside them Mooncake's TCP engine where `mooncake-transfer-engine-non-cuda` is
+installed. Rounds are interleaved; best and median of them. Processor time is that of both processes. Prints a table and
+a JSON line, and never fails on a figure.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+import psutil
+
+from kvcache import transfer
+from kvcache.layout import KVLayout
+from kvcache.memory import BlockMemory
+from pipelines.node.local_client import LocalStreamClient
+from pipelines.node.local_server import LocalServer
+from pipelines.node.session_service import grpc_server
+from pipelines.node.stream_client import StreamClient
+from pipelines.node.stream_port import StreamPort
+from pipelines.node.stream_service import StreamMethod
+from pipelines.types.frames import PrefillTarget
+from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
+from pronghorn.ids import Incarnation, NodeName
+from pronghorn.wire import FETCH_METHOD
+
+KIB, MIB = 1 << 10, 1 << 20
+POOL_BYTES = 256 * MIB
+MODEL = KVLayout("smollm2-135m-instruct", "float32", block_tokens=16, num_layers=30, num_kv_heads=3, head_dim=64)
+BLOCKS = {"64 KiB": 64 * KIB, "256 KiB": 256 * KIB, "1 MiB": MIB, "model (720 KiB)": MODEL.block_bytes}
+TIMEOUT_S = 120.0
+TCP, COPY, SHARED = "TCP recv_into", "copy in one process", "shared memory"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Blocks `first` to `last`, numbers that go round the pool."""
+
+    block_bytes: int
+    first: int
+    last: int
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """What the holder says of itself."""
+
+    grpc_port: int
+    tcp_port: int
+    incarnation: str
+
+
+# --- the holder -------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.memory = BlockMemory.create(1, POOL_BYTES)
+        whole = self.memory.block(0)
+        for start in range(0, POOL_BYTES, MIB):
+            whole[start : start + MIB] = os.urandom(MIB)
+
+    def block(self, number: int, block_bytes: int) -> memoryview:
+        return block_of(self.memory, number, block_bytes)
+
+    async def frames(self, data: bytes, carriage: transfer.Carriage) -> AsyncGenerator[bytes, None]:
+        """As a fetch goes: a frame's blocks at a time."""
+        ask = msgspec.json.decode(data, type=Ask)
+        sent: dict[int, bytes] = {}
+        step = carriage.blocks_per_frame(ask.block_bytes)
+        for first in range(ask.first, ask.last, step):
+            numbers = range(first, min(first + step, ask.last))
+            for frame in carriage.encode(((n, self.block(n, ask.block_bytes)) for n in numbers), sent):
+                yield frame
+        yield transfer.encode_commit(sent)
+
+    def serve_tcp(self, listener: socket.socket) -> None:
+        while True:
+            connected, _ = listener.accept()
+            with connected:
+                while data := connected.recv(1024):
+                    ask = msgspec.json.decode(data, type=Ask)
+                    for number in range(ask.first, ask.last):
+                        connected.sendall(self.block(number, ask.block_bytes))
+
+
+async def hold(incarnation: Incarnation) -> None:
+    holder = Holder()
+    method = StreamMethod(FETCH_METHOD, holder.frames)
+    server = grpc_server()
+    server.add_generic_rpc_handlers([method.handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    local = LocalServer(incarnation, [method], holder.memory, Counters())
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=holder.serve_tcp, args=(listener,), daemon=True).start()
+    spoken = Spoken(port, listener.getsockname()[1], incarnation)
+    print(msgspec.json.encode(spoken).decode(), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await local.stop()
+    await server.stop(None)
+
+
+# --- the asker --------------------------------------------------------------------------------------------------------
+
+
+def block_of(memory: BlockMemory, number: int, block_bytes: int) -> memoryview:
+    start = number % (POOL_BYTES // block_bytes) * block_bytes
+    return memory.block(0)[start : start + block_bytes]
+
+
+Path = Callable[[int, int], Awaitable[None]]
+"""Brings so many blocks of so many bytes."""
+
+
+class Asker:
+    def __init__(self, spoken: Spoken) -> None:
+        self.memory = BlockMemory.create(1, POOL_BYTES)
+        self._spoken = spoken
+        self._clock = SystemClock()
+        self._copied = BlockMemory.create(1, POOL_BYTES)
+        self._target = PrefillTarget(
+            NodeName("holder"), f"127.0.0.1:{spoken.grpc_port}", Incarnation(spoken.incarnation)
+        )
+        self._clients: list[StreamPort] = []
+
+    def client(self) -> StreamClient:
+        client = StreamClient(FETCH_METHOD, self._clock, 60.0)
+        self._clients.append(client)
+        return client
+
+    def paths(self) -> dict[str, Path]:
+        one, four = self.client(), [self.client() for _ in range(4)]
+        local = LocalStreamClient(FETCH_METHOD, self.client(), self._clock, 60.0, Counters())
+        self._clients.append(local)
+        return {
+            TCP: self.tcp,
+            COPY: self.copy,
+            "gRPC, 1 stream": self.streams([one]),
+            "gRPC, 4 streams on 1 connection": self.streams([one] * 4),
+            "gRPC, 4 streams on 4 connections": self.streams(four),
+            SHARED: self.streams([local]),
+            "shared memory, 4 streams": self.streams([local] * 4),
+        }
+
+    def streams(self, clients: list[Any]) -> Path:
+        async def path(block_bytes: int, blocks: int) -> None:
+            bounds = [blocks * i // len(clients) for i in range(len(clients) + 1)]
+            await asyncio.gather(
+                *(
+                    self._fetch(client, Ask(block_bytes, first, last))
+                    for client, first, last in zip(clients, bounds, bounds[1:], strict=False)
+                )
+            )
+
+        return path
+
+    async def _fetch(self, client: StreamPort, ask: Ask) -> None:
+        destinations = {n: block_of(self.memory, n, ask.block_bytes) for n in range(ask.first, ask.last)}
+        receiver = transfer.BlockReceiver(destinations)
+        async with client.stream(self._target, msgspec.json.encode(ask), TIMEOUT_S) as stream:
+            while not receiver.committed:
+                match await stream.read():
+                    case transfer.BlocksFrame() as frame:
+                        receiver.accept(frame)
+                    case transfer.CommitFrame() as commit:
+                        receiver.commit(commit)
+                    case other:
+                        sys.exit(f"the holder sent {other!r}")
+
+    async def tcp(self, block_bytes: int, blocks: int) -> None:
+        with socket.create_connection(("127.0.0.1", self._spoken.tcp_port)) as connected:
+            connected.sendall(msgspec.json.encode(Ask(block_bytes, 0, blocks)))
+            for number in range(blocks):
+                view = block_of(self.memory, number, block_bytes)
+                while view:
+                    view = view[connected.recv_into(view) :]
+
+    async def copy(self, block_bytes: int, blocks: int) -> None:
+        for number in range(blocks):
+            block_of(self.memory, number, block_bytes)[:] = block_of(self._copied, number, block_bytes)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def holder_process() -> Iterator[tuple[subprocess.Popen[bytes], Spoken]]:
+    command = [sys.executable, "-P", "-m", "bench.transfer", "--hold", os.urandom(16).hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield process, msgspec.json.decode(process.stdout.readline(), type=Spoken)
+        finally:
+            process.kill()
+
+
+def processor_s(*processes: psutil.Process) -> float:
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+async def measure(total_bytes: int, rounds: int, only: str) -> list[dict[str, Any]]:
+    with holder_process() as (process, spoken):
+        both = psutil.Process(), psutil.Process(process.pid)
+        asker = Asker(spoken)
+        paths = {name: path for name, path in asker.paths().items() if only in name or name == TCP}
+        taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for number in range(rounds + 1):
+            for size, block_bytes in BLOCKS.items():
+                for name, path in paths.items():
+                    blocks = total_bytes // block_bytes
+                    began_s, used_s = time.perf_counter(), processor_s(*both)
+                    await path(block_bytes, blocks)
+                    gigabytes = blocks * block_bytes / 1e9
+                    figures = gigabytes / (time.perf_counter() - began_s), (processor_s(*both) - used_s) / gigabytes
+                    if number > 0:  # the first warms up: connections, mappings, pages
+                        taken.setdefault((name, size), []).append(figures)
+        await asker.close()
+    return [row(name, size, figures, taken[TCP, size]) for (name, size), figures in taken.items()]
+
+
+def row(name: str, size: str, figures: list[tuple[float, float]], tcp: list[tuple[float, float]]) -> dict[str, Any]:
+    rates = [rate for rate, _ in figures]
+    ratios = [rate / beside for (rate, _), (beside, _) in zip(figures, tcp, strict=True)]
+    return {
+        "path": name,
+        "block": size,
+        "best_gb_per_s": max(rates),
+        "median_gb_per_s": statistics.median(rates),
+        "best_to_tcp": max(rates) / max(rate for rate, _ in tcp),
+        "median_to_tcp": statistics.median(ratios),
+        "processor_s_per_gb": statistics.median(used_s for _, used_s in figures),
+    }
+
+
+def mooncake_is_installed() -> bool:
+    try:
+        importlib.import_module("mooncake.engine")
+    except ImportError:
+        return False
+    return True
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"{'path':36} {'block':16} {'GB/s best':>10} {'median':>8} {'to TCP best':>12} {'median':>8} {'CPU s/GB':>9}")
+    for size in BLOCKS:
+        for r in rows:
+            if r["block"] == size:
+                print(
+                    f"{r['path']:36} {size:16} {r['best_gb_per_s']:10.2f} {r['median_gb_per_s']:8.2f} "
+                    f"{r['best_to_tcp']:12.2f} {r['median_to_tcp']:8.2f} {r['processor_s_per_gb']:9.2f}"
+                )
+    print(json.dumps({"rows": rows}))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="128 MiB and two rounds in the stead of 1 GiB and five")
+    options.add_argument("--only", default="", help="only paths that have this in their name, and TCP")
+    options.add_argument("--hold", help=argparse.SUPPRESS)
+    asked = options.parse_args()
+    if asked.hold is not None:
+        asyncio.run(hold(Incarnation(asked.hold)))
+        return
+    total_bytes, rounds = (128 * MIB, 2) if asked.quick else (1024 * MIB, 5)
+    show(asyncio.run(measure(total_bytes, rounds, asked.only)))
+
+
+if __name__ == "__main__":
+    main()
