@@ -203,7 +203,7 @@ class Hosts:
                 await node.node.shell.check_health()
                 await asyncio.sleep(HEALTH_CHECK_PERIOD_S)
         except Unavailable as error:
-            if node.gone or node.node.shell.state.value == "draining":
+            if node.gone or node.node.shell.state.value in ("draining", "stopped"):
                 return
             self.story.tell(f"{node.host} is unhealthy, and is replaced: {error.message}")
             await node.node.shell.stop()
