@@ -20,8 +20,12 @@ from orchestrator.api.health import health_routes
 from orchestrator.api.models import model_routes
 from orchestrator.api.operations import operations_routes
 from orchestrator.api.preparation import Preparer
+from orchestrator.api.responses import responses_routes
+from orchestrator.api.responses_schema import ResponsesRequest
+from orchestrator.api.schema import ChatCompletionRequest, CompletionRequest
 from orchestrator.api.services import Services
 from orchestrator.api.settings import ApiSettings
+from orchestrator.api.tokens import DetokenizeRequest, TokenizeRequest, token_routes
 from orchestrator.api.workshop import Workshop
 from orchestrator.ports import ClusterView, Generator
 from pipelines.text.tokenizer import TextTokenizer
@@ -29,13 +33,14 @@ from pronghorn.clock import SystemClock
 from pronghorn.tasks import Owner
 
 _STOP_GRACE_S = 1.0
+BODIES = (ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
 
 
 class Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             schema = super().openapi()
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas())
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas(*BODIES))
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -71,6 +76,8 @@ def build_app(
     for router in (
         chat_routes(services),
         completion_routes(services),
+        responses_routes(services),
+        token_routes(services),
         model_routes(settings),
         health_routes(view, settings),
     ):

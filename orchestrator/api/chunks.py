@@ -17,6 +17,7 @@ from pipelines.text.tool_parsers.tool_parser import ToolCallDelta
 from pronghorn.errors import PronghornError
 
 DONE = b"data: [DONE]\n\n"
+"""The last word of a stream that went well."""
 PING = b": ping\n\n"
 
 
@@ -29,6 +30,13 @@ class Chunks(Protocol):
         """The events of `piece`; b"" where there is nothing to say."""
 
     def usage(self, usage: Usage) -> bytes: ...
+
+    def failure(self, error: PronghornError) -> bytes:
+        """The last word of a stream that failed."""
+
+    @property
+    def last(self) -> bytes:
+        """The last word of a stream that went well."""
 
 
 def error_event(error: PronghornError) -> bytes:
@@ -51,7 +59,16 @@ class _Tail:
         return f'{self._head},"choices":[],"usage":{usage.model_dump_json()}}}\n\n'.encode()
 
 
-class ChatChunks:
+class _OpenAiStream:
+    """How streams of chunks end."""
+
+    last = DONE
+
+    def failure(self, error: PronghornError) -> bytes:
+        return error_event(error)
+
+
+class ChatChunks(_OpenAiStream):
     """The role comes once per choice, in its first chunk; a text never shares a chunk with a finish reason."""
 
     def __init__(
@@ -97,7 +114,7 @@ class ChatChunks:
         return events.encode()
 
 
-class CompletionChunks:
+class CompletionChunks(_OpenAiStream):
     def __init__(
         self,
         answer_id: str,

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from orchestrator.api.documents import refusals
 from orchestrator.api.errors import UnknownRoute
 from orchestrator.api.settings import ApiSettings
 from orchestrator.ports import ClusterView
@@ -26,7 +27,7 @@ def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get("/ready", responses=refusals(503))
     async def ready() -> dict[str, str]:
         is_ready, reason = view.ready()
         if not is_ready:
@@ -37,7 +38,7 @@ def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
     async def version() -> dict[str, str]:
         return {"version": settings.version}
 
-    @router.post("/reset_prefix_cache")
+    @router.post("/reset_prefix_cache", responses=refusals(400, 504))
     async def reset_prefix_cache() -> dict[str, str]:
         if not settings.prefix_caching:
             raise InvalidRequest("prefix caching is off in this cluster: there is nothing to reset")
@@ -50,8 +51,10 @@ def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
 
     @router.get("/internal/requests/{request_id}", include_in_schema=False)
     async def explain(request_id: str) -> Response:
-        """By the id in the answer, with or without its `chatcmpl-` or `cmpl-`."""
-        record = view.explain(request_id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
+        """By the id in the answer, with or without what stands before it there."""
+        for prefix in ("chatcmpl-", "cmpl-", "resp_"):
+            request_id = request_id.removeprefix(prefix)
+        record = view.explain(request_id)
         if record is None:
             raise UnknownRoute(f"no request {request_id!r} is kept here")
         return Response(msgspec.json.encode(record), media_type="application/json")

@@ -2,9 +2,12 @@
 
 from fastapi import APIRouter
 
+from orchestrator.api.documents import Responses
 from orchestrator.api.schema import ErrorBody, ModelCard, ModelList
 from orchestrator.api.settings import ApiSettings
 from pronghorn.errors import ModelNotFound
+
+OTHER_THAN_SERVED: Responses = {"4XX": {"model": ErrorBody, "description": "No such model."}}
 
 
 def model_routes(settings: ApiSettings) -> APIRouter:
@@ -20,7 +23,7 @@ def model_routes(settings: ApiSettings) -> APIRouter:
     async def list_models() -> ModelList:
         return ModelList(data=[card])
 
-    @router.get("/v1/models/{model_id:path}", responses={"4XX": {"model": ErrorBody}})
+    @router.get("/v1/models/{model_id:path}", responses=OTHER_THAN_SERVED)
     async def get_model(model_id: str) -> ModelCard:
         if model_id != card.id:
             raise ModelNotFound(f"the model {model_id!r} does not exist; served: {card.id!r}", param="model")

@@ -3,8 +3,8 @@
 Pure and synchronous; `workshop.py` runs it off the event loop. Headers win over the body's fields of the same meaning.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,8 @@ from orchestrator.api.body import check_fields, parse_object
 from orchestrator.api.history import told_in_words, turns
 from orchestrator.api.reading import Reading
 from orchestrator.api.request_id import keys, required_usable
+from orchestrator.api.responses_input import as_chat, in_words_of_responses, repeated
+from orchestrator.api.responses_schema import RESPONSES_NOT_YET, ResponsesRequest
 from orchestrator.api.schema import (
     CHAT_NOT_YET,
     COMPLETION_NOT_YET,
@@ -21,11 +23,13 @@ from orchestrator.api.schema import (
     MAX_SALT_CHARS,
     MAX_SESSION_CHARS,
     ChatCompletionRequest,
+    ChatMessage,
     CompletionRequest,
     GenerationBody,
 )
 from orchestrator.api.settings import ApiSettings
-from orchestrator.api.structure import Structure, Structurer
+from orchestrator.api.structure import Structure, Structurer, shown_tool
+from orchestrator.api.structure_schema import ToolDefinition
 from orchestrator.api.thinking import template_options
 from orchestrator.ports import GenerationJob
 from pipelines.text.reasoning_parser import Thinks, reasoning_format
@@ -79,6 +83,8 @@ class Prepared:
     """How the answers' text is read; None: all of it is content."""
     reasoning_key: str | None = "reasoning"
     """What thinking is told as; None: it is not."""
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    """Of the request, what an answer of `/v1/responses` repeats."""
 
 
 class Preparer:
@@ -93,7 +99,16 @@ class Preparer:
         self._structurer = Structurer(tokenizer, self._tool_format, user_formats=settings.structured_output)
 
     def chat(self, raw: bytes, arrival: Arrival) -> Prepared:
-        body = check_fields(parse_object(raw), ChatCompletionRequest, CHAT_NOT_YET)
+        return self._chat("chatcmpl-", check_fields(parse_object(raw), ChatCompletionRequest, CHAT_NOT_YET), arrival)
+
+    def responses(self, raw: bytes, arrival: Arrival) -> Prepared:
+        try:
+            body = check_fields(parse_object(raw), ResponsesRequest, RESPONSES_NOT_YET)
+            return replace(self._chat("resp_", as_chat(body), arrival), include_usage=True, repeated=repeated(body))
+        except InvalidRequest as error:
+            raise in_words_of_responses(error) from error
+
+    def _chat(self, prefix: str, body: ChatCompletionRequest, arrival: Arrival) -> Prepared:
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest(
                 f"top_logprobs is {body.top_logprobs}; it may only be set when logprobs is true", param="top_logprobs"
@@ -111,7 +126,7 @@ class Preparer:
             request["chat_template_options"] = template_options(body)
         thinks = self._thinks(body)
         prepared = self._prepared(
-            "chatcmpl",
+            prefix,
             body,
             arrival,
             [request],
@@ -121,6 +136,13 @@ class Preparer:
         )
         thinking = prepared.jobs[0].context.in_reasoning_phase
         return replace(prepared, reading=self._reading(body, structure, thinks, thinking))
+
+    def conversation(
+        self, messages: list[ChatMessage], definitions: Sequence[ToolDefinition], options: dict[str, Any]
+    ) -> str:
+        """What the model is shown of a conversation."""
+        shown = self._templated(turns(messages), [shown_tool(definition) for definition in definitions])
+        return self._tokenizer.apply_template(shown["messages"], shown.get("tools"), options)
 
     def _templated(self, messages: list[TextGenerationRequestMessage], tools: list[Tool]) -> dict[str, Any]:
         """Messages and tools as the template takes them; in words where it knows no tools."""
@@ -174,7 +196,7 @@ class Preparer:
             request_id = arrival.request_id if len(prompts) == 1 else f"{arrival.request_id}_{index}"
             requests.append(self._request(body, arrival, RequestID(request_id)) | {"prompt": prompt} | asked)
         return self._prepared(
-            "cmpl",
+            "cmpl-",
             body,
             arrival,
             requests,
@@ -189,7 +211,7 @@ class Preparer:
     def _request(self, body: GenerationBody, arrival: Arrival, request_id: RequestID) -> dict[str, Any]:
         return {
             "request_id": request_id,
-            "model_name": self._model(body),
+            "model_name": self.check_model(body.model),
             "request_path": arrival.path,
             "sampling_params": self._sampling(body),
             "dkv_cache_hint": _hint(body.dkv_cache_hint),
@@ -221,7 +243,7 @@ class Preparer:
         session = self._session(body, arrival)
         named = zip(requests, keys(required_usable(arrival.headers), len(requests)), strict=True)
         return Prepared(
-            answer_id=f"{prefix}-{arrival.request_id}",
+            answer_id=f"{prefix}{arrival.request_id}",
             jobs=[
                 self._job(TextGenerationRequest(**request), deadline, target, body.n, key, session, bounds)
                 for request, key in named
@@ -262,16 +284,17 @@ class Preparer:
         try:
             return self._tokenizer.new_context(request, self._settings.max_length, **bounds)
         except InvalidValue as error:
-            field = error.param or ""
-            name = _HTTP_NAMES.get(field, field)
-            if field == "prompt" and request.request_path.endswith("/chat/completions"):
+            theirs = error.param or ""
+            name = _HTTP_NAMES.get(theirs, theirs)
+            if theirs == "prompt" and request.request_path.endswith("/chat/completions"):
                 name = "prompt_tokens"
-            raise InvalidRequest(name + error.message.removeprefix(field), param=name) from error
+            raise InvalidRequest(name + error.message.removeprefix(theirs), param=name) from error
 
-    def _model(self, body: GenerationBody) -> str:
-        if body.model not in ("", self._settings.model_name):
+    def check_model(self, name: str) -> str:
+        """The served model's name, of which "" is another."""
+        if name not in ("", self._settings.model_name):
             raise ModelNotFound(
-                f"the model {body.model!r} does not exist; served: {self._settings.model_name!r}", param="model"
+                f"the model {name!r} does not exist; served: {self._settings.model_name!r}", param="model"
             )
         return self._settings.model_name
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.api.media import refused_part
 from orchestrator.api.structure_schema import (
     MAX_TOOLS,
     Effort,
@@ -156,13 +157,8 @@ class ChatMessage(BaseModel):
         if not isinstance(content, (str, list)) and content is not None:
             raise PydanticCustomError("content", "must be a string or a list of parts")
         for index, part in enumerate(content if isinstance(content, list) else ()):
-            if not isinstance(part, dict):
-                raise PydanticCustomError("content", "part {index} must be an object with a type", {"index": index})
-            if part.get("type") != "text":
-                context = {"index": index, "type": str(part.get("type"))[:80]}
-                raise PydanticCustomError(
-                    "unsupported", "part {index} has type {type}, which is not supported; supported: text", context
-                )
+            if not isinstance(part, dict) or part.get("type") != "text":
+                raise refused_part(index, part, "text")
             if not isinstance(part.get("text"), str):
                 raise PydanticCustomError("content", "part {index} must have a text, a string", {"index": index})
         return content

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -23,6 +24,8 @@ from pipelines.text.tokenizer import TextTokenizer
 from pipelines.text.tool_parsers.tool_parser import ToolCallDelta, whole_calls
 from pronghorn.clock import Clock
 from pronghorn.tasks import Owner
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,20 @@ class Services:
     preparer: Preparer
     workshop: Workshop
 
-    async def prepare(self, request: Request, make: Callable[[bytes, Arrival], Prepared]) -> Prepared:
-        """Read the body and make of it what is to be generated."""
+    async def prepare(self, request: Request, make: Callable[[bytes, Arrival], Made]) -> Made:
+        """Read the body and make of it what is asked, in the workshop. Raises what `make` raises, RequestTooLarge,
+        DeadlineExceeded and Overloaded."""
         arrival = Arrival(uuid.uuid4().hex, request.url.path, request.headers, self.clock.now_s())
         request.state.request_id = arrival.request_id
         raw = await read_body(request, self.settings.max_request_bytes, self.settings.default_deadline_s)
         return await self.workshop.prepare(make, raw, arrival)
 
     async def answers(self, request: Request, prepared: Prepared) -> tuple[list[Answer], Usage]:
+        """Generate every choice to its end. Raises as `pieces`."""
+        parts, usage = await self.pieces(request, prepared)
+        return [_whole(pieces) for pieces in parts], usage
+
+    async def pieces(self, request: Request, prepared: Prepared) -> tuple[list[list[Piece]], Usage]:
         """Generate every choice to its end. Raises ClientGone, DeadlineExceeded, and what the generator raises."""
         texts = self._texts(prepared)
         parts: list[list[Piece]] = [[] for _ in texts]
@@ -67,11 +76,12 @@ class Services:
         ):
             async for piece in stream:
                 parts[piece.index].append(piece)
-        return [_whole(pieces) for pieces in parts], _usage(prepared, texts)
+        return parts, _usage(prepared, texts)
 
     def stream(self, prepared: Prepared, chunks: Chunks) -> EventStream:
         return EventStream(
             self._events(prepared, chunks),
+            chunks,
             name=prepared.answer_id,
             deadline=prepared.deadline,
             clock=self.clock,

@@ -1,8 +1,10 @@
-"""A response of server-sent events whose status line waits for the first event.
+"""A response of server-sent events whose status line waits for the first event, for one heartbeat at most.
 
-Until the first event is there, an error is an ordinary HTTP error. After it, an error is one last event and the stream
-closes without `[DONE]`; a stream that went well ends in exactly one `[DONE]`. A silent stream carries comments. When
-the client leaves, the source of the events is closed at once.
+What fails before the first byte is an ordinary HTTP error. The first byte leaves with the first event, or where a long
+prefill keeps that back, one heartbeat after the start, as a comment: proxies cut connections on which nothing comes.
+From then on an error is one last event and the stream closes without its usual last word, `[DONE]` of a stream of
+chunks, which a stream that went well says exactly once. A silent stream carries comments. When the client leaves, the
+source of the events is closed at once.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.api.chunks import DONE, PING, error_event
+from orchestrator.api.chunks import PING, Chunks
 from orchestrator.api.endings import ClientGone, before, while_client_stays
 from orchestrator.api.errors import UNFORESEEN
 from pronghorn.clock import Clock
@@ -27,13 +29,15 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(Response):
-    """Sends `events` (whole events as bytes, b"" for none yet) and ends them with the request."""
+    """Sends `events` (whole events as bytes, b"" for none yet) and ends them with the request and the last word of
+    `chunks`."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        chunks: Chunks,
         *,
         name: str,
         deadline: Deadline,
@@ -45,6 +49,7 @@ class EventStream(Response):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
+        self._chunks = chunks
         self._name = name
         self._deadline = deadline
         self._clock = clock
@@ -66,32 +71,29 @@ class EventStream(Response):
 
     async def _send_events(self, line: "_EventLine") -> bytes:
         """Returns what is to be said last."""
-        heartbeat: asyncio.Task[None] | None = None
+        heartbeat = self._owner.start(line.keep_warm(), f"heartbeat of {self._name}")
         try:
             async with before(self._deadline, self._clock), aclosing(self._events) as events:
                 async for event in events:
                     if event:
                         await line.write(event)
-                    if heartbeat is None and line.started:
-                        heartbeat = self._owner.start(line.keep_warm(), f"heartbeat of {self._name}")
-            return DONE
+            return self._chunks.last
         except PronghornError as error:
             if not line.started or isinstance(error, ClientGone):
                 raise
             log.warning("stream %s failed: %s", self._name, error.message)
-            return error_event(error)
+            return self._chunks.failure(error)
         except Exception:  # the edge: the status line is out, so only this response can tell the client
             if not line.started:
                 raise
             log.exception("stream %s failed", self._name)
-            return error_event(UNFORESEEN)
+            return self._chunks.failure(UNFORESEEN)
         finally:
-            if heartbeat is not None:
-                heartbeat.cancel()
+            heartbeat.cancel()
 
 
 class _EventLine:
-    """The way to the client: headers before the first event, one write at a time."""
+    """The way to the client: headers before the first byte, one write at a time."""
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], clock: Clock, heartbeat_s: float) -> None:
         self._send = send

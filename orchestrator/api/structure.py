@@ -68,14 +68,14 @@ class Structurer:
                     "tool_choice must be auto or none: this server has no parser for this model's tool calls",
                     param="tool_choice",
                 )
-            return Structure(asked, None, [_tool(tool) for tool in tools])
+            return Structure(asked, None, [shown_tool(tool) for tool in tools])
         several = body.parallel_tool_calls is not False
         enforced = self._enforceable(tools, self._format)
         if body.tool_choice not in (None, "auto"):
             calls = self._calls(enforced, several, "start: calls\n")
             state = GrammarState(enforced=True, tools_forced=True)
-            return Structure(_format_of(calls, state), state, [_tool(tool) for tool in tools])
-        return self._automatic(asked, [_tool(tool) for tool in tools], enforced, several)
+            return Structure(_format_of(calls, state), state, [shown_tool(tool) for tool in tools])
+        return self._automatic(asked, [shown_tool(tool) for tool in tools], enforced, several)
 
     def _automatic(
         self, asked: TextGenerationResponseFormat | None, shown: list[Tool], enforced: list[Tool], several: bool
@@ -125,7 +125,7 @@ class Structurer:
         """The tools as they can be enforced: one whose schema cannot be takes any object, unless it is strict."""
         checked = []
         for index, definition in enumerate(tools):
-            tool = _tool(definition)
+            tool = shown_tool(definition)
             try:
                 rules = format.calls([tool], self._compiler_now().literal, False)
                 self._compile(GrammarSource("grammar", "start: calls\n" + rules))
@@ -173,7 +173,7 @@ def _chosen(body: ChatCompletionRequest) -> list[ToolDefinition]:
     return named
 
 
-def _tool(definition: ToolDefinition) -> Tool:
+def shown_tool(definition: ToolDefinition) -> Tool:
     function = definition.function
     return Tool(function.name, function.parameters, function.description or "")
 

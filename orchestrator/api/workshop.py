@@ -4,12 +4,16 @@ import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from orchestrator.api.preparation import Arrival, Prepared
+from orchestrator.api.preparation import Arrival
 from orchestrator.api.settings import ApiSettings
 from pronghorn.errors import DeadlineExceeded, Overloaded
 
-_COMPILED = re.compile(rb'"(response_format|tools)"')
+_COMPILED = re.compile(rb'"(response_format|tools|format)"|\\u00[4-7]')
+"""Names of fields whose values are compiled; or an escape of a letter, behind which such a name might hide."""
+
+Made = TypeVar("Made")
 
 
 class Workshop:
@@ -22,7 +26,7 @@ class Workshop:
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._waiting = 0
 
-    async def prepare(self, make: Callable[[bytes, Arrival], Prepared], raw: bytes, arrival: Arrival) -> Prepared:
+    async def prepare(self, make: Callable[[bytes, Arrival], Made], raw: bytes, arrival: Arrival) -> Made:
         """Raises Overloaded where too many wait, DeadlineExceeded for a wait beyond any request's time, and what
         `make` raises."""
         compiles = _COMPILED.search(raw) is not None

@@ -7,8 +7,9 @@ import pytest
 
 from orchestrator.api.choice import Piece
 from orchestrator.api.chunks import ChatChunks, CompletionChunks
+from pronghorn.errors import NodeLost
 from tests.fakes.api_client import MODEL, Connection, Served
-from tests.fakes.scripted_generator import Stall, Tokens, spoken
+from tests.fakes.scripted_generator import Fail, Stall, Tokens, spoken
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -119,3 +120,28 @@ def test_every_event_is_one_line_of_ascii_json(chunks, text: str) -> None:
         assert len(block.splitlines()) == 1
         (choice,) = json.loads(block.removeprefix("data: "))["choices"]
     assert (choice["delta"]["content"] if "delta" in choice else choice["text"]) == text
+
+
+@pytest.mark.conformance(62)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_long_prefill_carries_comments_and_what_fails_then_is_an_event(fails: bool, caplog) -> None:
+    stall = Stall()
+    then = [Fail(NodeLost("decode-1 is gone"))] if fails else spoken("h")
+    served = Served([stall, *then], heartbeat_s=0.01)
+    connection = Connection(served.app, "/v1/chat/completions", CHAT | {"stream": True})
+    assert (await connection.next())["status"] == 200
+    for _ in range(2):
+        assert (await connection.next())["body"] == b": ping\n\n"
+    stall.until.set()
+    await asyncio.wait_for(connection.call, 5)
+    last = [connection.sent.get_nowait() for _ in range(connection.sent.qsize())][-1]
+    assert (b"decode-1 is gone" in last["body"]) == fails
+    assert (last["body"] == b"data: [DONE]\n\n") != fails
+    assert not last["more_body"]
+
+
+async def test_what_fails_within_the_first_heartbeat_is_an_http_error() -> None:
+    served = Served([Fail(NodeLost("decode-1 is gone"))], heartbeat_s=60.0)
+    connection = Connection(served.app, "/v1/chat/completions", CHAT | {"stream": True})
+    assert (await connection.next())["status"] == 503
+    await asyncio.wait_for(connection.call, 5)
