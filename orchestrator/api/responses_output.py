@@ -177,8 +177,8 @@ class ResponseAnswer:
     def failure(self, error: PronghornError) -> bytes:
         """An `error` event, and the answer as it failed."""
         told = _event("error", code=error.code, message=error.message, param=error.param)
-        known = error.code if error.code == "rate_limit_exceeded" else "server_error"
-        failed = ResponseFailure(code=known, message=error.message)
+        limited = error.code == "rate_limit_exceeded"
+        failed = ResponseFailure(code="rate_limit_exceeded" if limited else "server_error", message=error.message)
         body = ResponseBody(**self._base, status="failed", output=self._items.items, error=failed).model_dump()
         return self._encoded(told) + self._encoded(_event("response.failed", response=body))
 
