@@ -94,6 +94,13 @@ def up(
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")] = True,
     shared_memory: Annotated[bool, typer.Option(help="Let nodes on one host exchange blocks through memory.")] = True,
+    tls_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of tls.crt, tls.key and ca.crt: mutual TLS between nodes and orchestrators.",
+            show_default="plaintext",
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help=f"How nodes are chosen: {', '.join(POLICIES)}.")] = "kv_aware",
     disaggregation: Annotated[
         str, typer.Option(help="auto: decode nodes may compute a prompt where that is clearly sooner; always: never.")
@@ -181,6 +188,7 @@ def up(
                 "emit_reasoning_content": emit_reasoning_content,
                 "structured_output": structured_output,
                 "shared_memory": shared_memory,
+                "tls": None if tls_dir is None else config.tls_in(tls_dir),
                 "policy": policy,
                 "disaggregation": disaggregation,
                 "engine_settings": dict(map(config.parse_setting, setting or [])),
@@ -228,7 +236,7 @@ def drain(
     found = asyncio.run(leaving.find(state.redis_url, run.config.service.key_prefix, node, alone=replace))
     grace_s = run.config.service.drain_timeout_s if timeout is None else timeout
     with terminal.failing():
-        asyncio.run(leaving.drain(found, grace_s, grace_s + leaving.STOP_MARGIN_S, terminal))
+        asyncio.run(leaving.drain(found, grace_s, grace_s + leaving.STOP_MARGIN_S, terminal, run.config.service.tls))
         if not replace:
             change = Change(scaling.limit_s(run), without=found.name)
             scaling.change(run, state, change, f"telling Serve not to replace {found.name}", terminal)

@@ -23,6 +23,7 @@ from pipelines.node.config import NodeConfig
 from pipelines.runtime.config import EngineConfig
 from pipelines.text.reasoning_parser import reasoning_format
 from pipelines.text.tool_format import tool_format
+from pronghorn.credentials import Credentials, TlsFiles
 from pronghorn.errors import ConfigurationError
 
 MEBIBYTE = 1024 * 1024
@@ -117,6 +118,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Counts rolling redeployments: Serve replaces every replica of an application whose arguments have changed."""
     node_host: str | None = None
     """The interface of the nodes' gRPC servers; None: the address by which Ray knows each node's machine."""
+    tls: TlsFiles | None = None
+    """Mutual TLS between nodes and orchestrators, from files that every host has at these paths; None: plaintext."""
     shared_memory: bool = True
     """Whether nodes on one host exchange blocks through shared memory; never where `advertise_host` is set."""
     advertise_host: str | None = None
@@ -281,6 +284,7 @@ def node(service: ServiceConfig) -> dict[str, Any]:
         "key_prefix": service.key_prefix,
         "host": service.node_host,
         "advertise_host": service.advertise_host,
+        "tls": None if service.tls is None else msgspec.structs.asdict(service.tls),
         "shared_memory": service.shared_memory and service.advertise_host is None,
         "drain_timeout_s": service.drain_timeout_s,
         "kv_cache_hash_seed": service.kv_cache_hash_seed,
@@ -303,6 +307,7 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "model_path": service.model_path,
         "max_length": max_length(service),
         "operations_host": service.node_host,
+        "tls": None if service.tls is None else msgspec.structs.asdict(service.tls),
         "max_in_flight": service.max_in_flight,
         "max_queue": service.max_in_flight,
         "default_deadline_s": service.deadline_s,
@@ -331,6 +336,13 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
+
+
+def tls_in(folder: str) -> dict[str, str]:
+    """The files of a folder, as plain data. Raises ConfigurationError where they cannot be used."""
+    files = TlsFiles.in_folder(str(Path(folder).expanduser().resolve()))
+    Credentials(files)
+    return dict(msgspec.structs.asdict(files))
 
 
 _UNITS = {"": 1, "b": 1, "kib": 1024, "mib": MEBIBYTE, "gib": 1024 * MEBIBYTE}

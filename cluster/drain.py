@@ -16,8 +16,9 @@ from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRecord
 from pipelines.types import wire
 from pipelines.types.frames import NodeReport
+from pronghorn.credentials import Credentials, TlsFiles
 from pronghorn.errors import ConfigurationError, Unavailable
-from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, DRAIN_METHOD, STATUS_METHOD
+from pronghorn.wire import DRAIN_METHOD, STATUS_METHOD
 from protos.node_pb2 import DrainRequest
 
 Method: TypeAlias = "aio.UnaryUnaryMultiCallable[bytes, bytes]"  # generic in its stubs only
@@ -59,11 +60,13 @@ async def find(redis_url: str, key_prefix: str, wanted: str, *, alone: bool) -> 
         await registry.close()
 
 
-async def drain(node: NodeRecord, grace_s: float | None, limit_s: float, announce: Announce) -> None:
+async def drain(
+    node: NodeRecord, grace_s: float | None, limit_s: float, announce: Announce, tls: TlsFiles | None = None
+) -> None:
     """Returns once the node's server is gone. Raises ConfigurationError where it refuses, or is there still after
     `limit_s`, or never was."""
     give_up_s = time.monotonic() + limit_s
-    async with aio.insecure_channel(node.address, options=CLIENT_CHANNEL_OPTIONS) as channel:
+    async with Credentials(tls).channel(node.address) as channel:
         begin: Method = channel.unary_unary(DRAIN_METHOD)
         status: Method = channel.unary_unary(STATUS_METHOD)
         request = DrainRequest(incarnation=node.incarnation, grace_s=grace_s)

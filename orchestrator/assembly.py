@@ -11,6 +11,7 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.node_client import GrpcConnector
 from orchestrator.replica import Replica
 from pronghorn.clock import SystemClock
+from pronghorn.credentials import Credentials
 from pronghorn.ids import new_incarnation
 
 ROLE = "orchestrator"
@@ -30,7 +31,8 @@ async def identify(name: str, config: OrchestratorConfig, registry: NodeRegistry
 async def start_replica(identity: Identity, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
     """A replica that looks for its nodes. Raises Unavailable where the registry does not answer."""
     seed = await registry.cluster_seed()
-    connector = GrpcConnector(identity, config.connect_timeout_s, config.send_queue_frames)
+    new_channel = Credentials(config.tls).channel
+    connector = GrpcConnector(identity, config.connect_timeout_s, config.send_queue_frames, new_channel)
     replica = Replica(config, registry, connector, SystemClock(), seed=seed, random=Random(identity.incarnation))
     replica.start()
     return replica

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from kvcache.hashing import HashAlgo
+from pronghorn.credentials import TlsFiles
 from pronghorn.errors import ConfigurationError
 
 MEBIBYTE = 1024 * 1024
@@ -55,6 +56,8 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     prefix_caching: bool = True
     """Whether the nodes keep computed blocks; without it there is nothing to reset."""
 
+    tls: TlsFiles | None = None
+    """Mutual TLS with the nodes; None: plaintext."""
     operations_host: str | None = "127.0.0.1"
     """The interface of the operations port; None: the address by which the cluster knows the machine."""
     lease_s: float = 6.0

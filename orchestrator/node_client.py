@@ -20,10 +20,11 @@ from kvcache.handshake import Identity, check_peer
 from kvcache.registry import NodeRecord
 from pipelines.types.frames import Abort, NodeFrame, OrchestratorFrame, Submit
 from pipelines.types.wire import decode, encode
+from pronghorn.credentials import TLS_REFUSED, Credentials, reason
 from pronghorn.errors import HandshakeRefused, InternalError, NodeLost, Overloaded
 from pronghorn.ids import Fence
 from pronghorn.tasks import Owner
-from pronghorn.wire import CLIENT_CHANNEL_OPTIONS, SESSION_METHOD
+from pronghorn.wire import SESSION_METHOD
 from protos.node_pb2 import Hello
 
 log = logging.getLogger(__name__)
@@ -31,12 +32,9 @@ log = logging.getLogger(__name__)
 CLOSE_S = 1.0
 ENDED = "session_ended"
 """The code of the loss of a node that took its leave."""
+PLAINTEXT = Credentials()
 STREAM_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What grpc.aio raises when the stream is over: its status, or, of a write after that, a wrong state."""
-
-
-def grpc_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS)
 
 
 class GrpcNodeClient:
@@ -48,7 +46,7 @@ class GrpcNodeClient:
         ours: Identity,
         connect_timeout_s: float,
         send_queue_frames: int,
-        new_channel: Callable[[str], grpc.aio.Channel] = grpc_channel,
+        new_channel: Callable[[str], grpc.aio.Channel] = PLAINTEXT.channel,
     ) -> None:
         self._record = record
         self._ours = ours
@@ -76,6 +74,10 @@ class GrpcNodeClient:
         except STREAM_ENDED as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise HandshakeRefused(f"{self._record.name} refused us: {error.details()}") from error
+            if isinstance(error, grpc.aio.AioRpcError) and reason(error.details())[1] == TLS_REFUSED:
+                raise HandshakeRefused(
+                    f"{self._record.name}: {_reason(error)}", code=TLS_REFUSED, param="tls"
+                ) from error
             raise NodeLost(_reason(error)) from error
         self._check(theirs)
         self._up = True
@@ -179,7 +181,7 @@ class GrpcConnector:
         ours: Identity,
         connect_timeout_s: float,
         send_queue_frames: int,
-        new_channel: Callable[[str], grpc.aio.Channel] = grpc_channel,
+        new_channel: Callable[[str], grpc.aio.Channel] = PLAINTEXT.channel,
     ) -> None:
         self._ours = ours
         self._connect_timeout_s = connect_timeout_s
@@ -192,5 +194,5 @@ class GrpcConnector:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return f"{error.code().name}: {reason(error.details())[0]}"
     return str(error) or type(error).__name__

@@ -51,6 +51,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "safetensors": ("pipelines/models/*",),
     "ray": ("*/deployment.py", "cluster/*"),
     "grpc": (
+        "pronghorn/credentials.py",
         "pipelines/node/session_service.py",
         "pipelines/node/stream_service.py",
         "pipelines/node/stream_client.py",

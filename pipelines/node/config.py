@@ -7,6 +7,7 @@ import msgspec
 
 from kvcache.hashing import parse_seed
 from pipelines.runtime.config import EngineConfig
+from pronghorn.credentials import TlsFiles
 from pronghorn.errors import ConfigurationError
 
 EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
@@ -37,6 +38,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Needed with a tier on disk; each node has a folder of its own in it, which goes with it."""
     lease_s: float = 6.0
     """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
+    tls: TlsFiles | None = None
+    """Mutual TLS on the gRPC server and with other nodes; None: plaintext."""
     shared_memory: bool = False
     """Blocks go to and come from nodes on the same host, of the same user, through shared memory. Off where something
     that forwards every node's port is to see all that passes."""

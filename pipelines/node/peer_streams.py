@@ -6,12 +6,13 @@ from pipelines.node.stream_client import StreamClient
 from pipelines.node.stream_port import StreamPort
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
+from pronghorn.credentials import Credentials
 
 
 def streams_from_nodes(
     method: str, config: NodeConfig, clock: Clock, idle_channel_s: float, counters: Counters
 ) -> StreamPort:
-    remote = StreamClient(method, clock, idle_channel_s)
+    remote = StreamClient(method, clock, idle_channel_s, credentials=Credentials(config.tls))
     if not config.shared_memory:
         return remote
     return LocalStreamClient(method, remote, clock, idle_channel_s, counters)

@@ -31,6 +31,7 @@ from pipelines.types.frames import (
     Submit,
 )
 from pronghorn.clock import Clock
+from pronghorn.credentials import Credentials
 from pronghorn.errors import ConfigurationError, HandshakeRefused, PronghornError
 from pronghorn.ids import Fence, Incarnation
 from pronghorn.ledger import Held, Kind
@@ -94,10 +95,17 @@ def grpc_server() -> Server:
 
 
 class SessionService:
-    def __init__(self, host: SessionHost, clock: Clock, new_server: Callable[[], Server] = grpc_server) -> None:
+    def __init__(
+        self,
+        host: SessionHost,
+        clock: Clock,
+        new_server: Callable[[], Server] = grpc_server,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._host = host
         self._clock = clock
         self._new_server = new_server
+        self._credentials = credentials or Credentials()
         self._sessions: dict[Session, None] = {}  # a dict for its order
         self._server: Server | None = None
 
@@ -113,7 +121,7 @@ class SessionService:
         ours = method_handlers((SESSION_METHOD, session), (STATUS_METHOD, status), (DRAIN_METHOD, drain))
         server.add_generic_rpc_handlers([ours, *others])
         try:
-            bound_port = server.add_insecure_port(f"{bind_host}:{port}")
+            bound_port = self._credentials.add_port(server, f"{bind_host}:{port}")
         except RuntimeError as error:
             raise ConfigurationError(f"cannot bind the node's gRPC server to {bind_host}:{port}") from error
         self._server = server

@@ -46,6 +46,7 @@ from pipelines.runtime.port import EnginePort
 from pipelines.types.frames import HEARTBEAT_PERIOD_S, NodeReport, Submit
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
+from pronghorn.credentials import Credentials
 from pronghorn.errors import EngineDied, NodeLost, NodeRefused, Overloaded, PronghornError, Unavailable
 from pronghorn.ids import Fence, NodeName, new_incarnation
 from pronghorn.ledger import Held, Kind, Ledger
@@ -147,7 +148,7 @@ class NodeShell:
         self._seed_digest = seed_digest(hash_seed)
         self._config = config
         self._clock = clock
-        self._service = SessionService(self, clock, new_server)
+        self._service = SessionService(self, clock, new_server, Credentials(config.tls))
         self.exchange = CacheExchange(
             name=name,
             seed=hash_seed,

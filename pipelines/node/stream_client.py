@@ -16,9 +16,9 @@ from grpc import aio
 from kvcache import transfer
 from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import Clock
-from pronghorn.errors import DeadlineExceeded, NodeLost, NodeRefused, PronghornError
+from pronghorn.credentials import TLS_REFUSED, Credentials, reason
+from pronghorn.errors import DeadlineExceeded, HandshakeRefused, NodeLost, NodeRefused, PronghornError
 from pronghorn.ids import Incarnation
-from pronghorn.wire import CLIENT_CHANNEL_OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,11 @@ IDLE_CHANNEL_S = 60.0
 """A channel is closed when it has carried nothing for this long."""
 
 
-def grpc_channel(address: str) -> aio.Channel:
-    return aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS)
-
-
 class _Channel:
-    def __init__(self, channel: aio.Channel) -> None:
+    def __init__(self, channel: aio.Channel, version: object) -> None:
         self.channel = channel
+        self.version = version
+        """Of the credentials with which it was made."""
         self.users = 0
         self.broken = False
         self.used_at_s = 0.0
@@ -57,14 +55,17 @@ class _Stream:
 
 
 def _translate(error: aio.AioRpcError, target: PrefillTarget) -> PronghornError:
-    said = f"{target.name} at {target.address}: {error.code().name}: {error.details()}"
+    why, code = reason(error.details())
+    said = f"{target.name} at {target.address}: {error.code().name}: {why}"
+    if code == TLS_REFUSED:
+        return HandshakeRefused(said, code=code, param="tls")
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"the request's deadline passed in a stream from {said}")
         case grpc.StatusCode.UNIMPLEMENTED | grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NodeRefused(said)
         case _:
-            return NodeLost(said)
+            return NodeLost(said, code=code)
 
 
 class StreamClient:
@@ -73,11 +74,14 @@ class StreamClient:
         method: str,
         clock: Clock,
         idle_channel_s: float,
-        new_channel: Callable[[str], aio.Channel] = grpc_channel,
+        new_channel: Callable[[str], aio.Channel] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        """Without `new_channel`, channels are made with `credentials`, and anew when those have changed."""
         self._method = method
         self._clock = clock
-        self._new_channel = new_channel
+        self._credentials = credentials or Credentials()
+        self._new_channel = new_channel or self._credentials.channel
         self._idle_channel_s = idle_channel_s
         self._channels: dict[tuple[str, Incarnation], _Channel] = {}
 
@@ -92,9 +96,13 @@ class StreamClient:
     async def stream(self, target: PrefillTarget, request: bytes, timeout_s: float) -> AsyncIterator[_Stream]:
         """Open a stream with `target`; leaving the context cancels it on both sides."""
         key = (target.address, target.incarnation)
+        version = self._credentials.version()
         entry = self._channels.get(key)
+        if entry is not None and entry.version != version:
+            await self._retire(key, entry)
+            entry = self._channels.get(key)
         if entry is None:
-            entry = self._channels[key] = _Channel(self._new_channel(target.address))
+            entry = self._channels[key] = _Channel(self._new_channel(target.address), version)
         method: aio.UnaryStreamMultiCallable[Any, Any] = entry.channel.unary_stream(self._method)
         call: Call = method(request, timeout=timeout_s)
         stream = _Stream(call, target)
@@ -110,6 +118,13 @@ class StreamClient:
                 del self._channels[key]
             if entry.broken and entry.users == 0:
                 await entry.channel.close()
+
+    async def _retire(self, key: tuple[str, Incarnation], entry: _Channel) -> None:
+        """It takes no new call, and closes with its last one."""
+        entry.broken = True
+        del self._channels[key]
+        if entry.users == 0:
+            await entry.channel.close()
 
     async def close_idle(self) -> None:
         now_s = self._clock.now_s()

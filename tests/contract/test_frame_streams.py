@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from pipelines.node.stream_service import StreamMethod
 from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import SystemClock
 from pronghorn.counters import Counters
+from pronghorn.credentials import Credentials
 from pronghorn.errors import DeadlineExceeded, NodeLost, PronghornError, TransferFailed
 from pronghorn.ids import NodeName, new_incarnation
 from pronghorn.wire import FETCH_METHOD
+from tests.fakes.certificates import Authority
 
 NUM_BLOCKS, BLOCK_BYTES = 96, 64 << 10
 PATIENCE_S = 10.0
@@ -66,7 +69,8 @@ class Holder:
 class Pair:
     """A holder that serves, and a client that reads from it by the transport under test."""
 
-    def __init__(self, transport: str, stack: AsyncExitStack) -> None:
+    def __init__(self, transport: str, stack: AsyncExitStack, folder: Path) -> None:
+        self._credentials = Credentials(Authority("ours").issue(folder) if transport == "tls" else None)
         self.transport = transport
         self.holder = Holder()
         self.counters = Counters()
@@ -78,11 +82,13 @@ class Pair:
     async def start(self) -> None:
         self.server = grpc_server()
         self.server.add_generic_rpc_handlers([self._method.handler()])
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        port = self._credentials.add_port(self.server, "127.0.0.1:0")
         await self.server.start()
         self._stack.push_async_callback(self.server.stop, None)
         self.target = PrefillTarget(NodeName("holder"), f"127.0.0.1:{port}", self.incarnation)
-        self.client: StreamClient | LocalStreamClient = StreamClient(FETCH_METHOD, SystemClock(), 60.0)
+        self.client: StreamClient | LocalStreamClient = StreamClient(
+            FETCH_METHOD, SystemClock(), 60.0, credentials=self._credentials
+        )
         if self.transport == "shared memory":
             self.local = LocalServer(self.incarnation, [self._method], self.holder.memory, Counters())
             self._stack.push_async_callback(self.local.stop)
@@ -101,12 +107,13 @@ class Pair:
 @pytest.fixture(
     params=[
         "grpc",
+        "tls",
         pytest.param("shared memory", marks=pytest.mark.skipif(not SUPPORTED, reason="there is none on this system")),
     ]
 )
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
-        pair = Pair(request.param, stack)
+        pair = Pair(request.param, stack, tmp_path)
         await pair.start()
         async with asyncio.timeout(3 * PATIENCE_S):
             yield pair

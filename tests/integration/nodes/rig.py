@@ -52,10 +52,10 @@ from prefill_nodes.node import PrefillNode
 from prefill_nodes.scheduler import PrefillScheduler
 from pronghorn.clock import SystemClock
 from pronghorn.counters import Counters
+from pronghorn.credentials import Credentials, TlsFiles
 from pronghorn.ids import Fence, Incarnation, NodeName, new_incarnation
 from pronghorn.tasks import Owner
 from pronghorn.wire import (
-    CLIENT_CHANNEL_OPTIONS,
     FETCH_METHOD,
     PREFILL_METHOD,
     SERVER_CHANNEL_OPTIONS,
@@ -237,6 +237,7 @@ class Rig:
         self.prefill_nodes: list[PrefillNode] = []
         self.engines: dict[str, CanaryEngine] = {}
         self.shared_memory = False
+        self.tls: TlsFiles | None = None
         """As the nodes made from now on are configured."""
         self._stack = stack
         self._owner = Owner("rig")
@@ -254,6 +255,7 @@ class Rig:
             lease_s=0.3,
             port=port,
             shared_memory=self.shared_memory,
+            tls=self.tls,
             drain_timeout_s=2.0,
             stop_grace_s=1.0,
             unready_after_s=UNREADY_AFTER_S,
@@ -360,7 +362,7 @@ class Rig:
         return wire.decode(await channel.unary_unary(STATUS_METHOD)(b""), NodeReport)
 
     async def _channel(self, address: str) -> aio.Channel:
-        return await self._stack.enter_async_context(aio.insecure_channel(address, options=CLIENT_CHANNEL_OPTIONS))
+        return await self._stack.enter_async_context(Credentials(self.tls).channel(address))
 
     async def in_front_of(self, node: PrefillNode, tamper: Callable[[Frames], Frames]) -> "Front":
         """A server that serves what `tamper` makes of the node's hand-overs."""
