@@ -5,28 +5,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
 from cluster import chat as conversation
-from cluster import config, scaling, signals
+from cluster import config, flags, host_commands, scaling, signals
 from cluster import drain as leaving
 from cluster import status as state_of_cluster
 from cluster import verify_ledger as audit
 from cluster.announce import Announcement, Terminal
-from cluster.config import DEFAULT_CLUSTER_NAME, DEFAULT_PORT, ClusterConfig
+from cluster.config import DEFAULT_CLUSTER_NAME
+from cluster.config_sources import variable
 from cluster.driver import Change
 from cluster.launch import prepare
 from cluster.model import find, served_name
 from cluster.run_folder import Run, RunFolder, RunState, names
 from cluster.shutdown import take_down
 from cluster.simulator import fault_report, load_report
-from orchestrator.routing.policies import POLICIES
-from pipelines.text.reasoning_parser import REASONING_FORMATS
-from pipelines.text.tool_format import TOOL_FORMATS
 from pronghorn.errors import ConfigurationError, PronghornError
 
 ABOUT = "A prefill/decode serving cluster on this machine: start it, ask it, look at it, end it."
@@ -38,11 +36,12 @@ verify_app = typer.Typer(
 )
 app.add_typer(model_app, name="model")
 app.add_typer(verify_app, name="verify")
+app.add_typer(host_commands.config_app, name="config")
 
 out = Console(width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True)
 
-Name = Annotated[str, typer.Option(help="Which cluster of this machine.")]
+Name = Annotated[str, typer.Option(envvar=variable(("name",)), help="Which cluster of this machine.")]
 ModelOption = Annotated[
     str | None,
     typer.Option(help="A Hugging Face folder, GGUF file or hub name.", show_default=f"{served_name(None)}, fetched"),
@@ -51,160 +50,26 @@ Url = Annotated[str | None, typer.Option(help="Where the cluster answers.", show
 
 
 @app.command()
+@flags.taken
 def up(
-    name: Name = DEFAULT_CLUSTER_NAME,
-    model: ModelOption = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model.", show_default="the last part of --model")
-    ] = None,
-    prefill: Annotated[int, typer.Option(help="Prefill nodes; 0: decode nodes prefill for themselves.")] = 1,
-    decode: Annotated[int, typer.Option(help="Decode nodes.")] = 1,
-    orchestrators: Annotated[int, typer.Option(help="HTTP replicas.")] = 1,
-    host: Annotated[str, typer.Option(help="Interface of the HTTP API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the HTTP API; 0: any free one.")] = DEFAULT_PORT,
-    dashboard_port: Annotated[
-        int | None, typer.Option(help="Port of the Ray dashboard; 0: any free one.", show_default="8265, or a free one")
-    ] = None,
-    redis_url: Annotated[
-        str | None,
-        typer.Option(envvar=config.REDIS_VARIABLE, help="A Redis to use.", show_default="a server of our own"),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Join a Ray cluster (auto or host:port); needs --redis-url.", show_default="start one"),
-    ] = None,
-    edge: Annotated[str, typer.Option(help="What takes HTTP: auto, haproxy or serve (Serve's own proxy).")] = "auto",
-    kv_memory: Annotated[str, typer.Option(help="Memory of each node's KV pool.")] = "512MiB",
-    block_tokens: Annotated[int, typer.Option(help="Tokens in one KV block.")] = 16,
-    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 storage.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, or cuda: one GPU per node.")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each engine.", show_default="every usable core")
-    ] = None,
-    chunk_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in one engine step.", show_default="512 on cpu, 2048 on cuda")
-    ] = None,
-    data_parallel: Annotated[
-        int, typer.Option(help="Replicas of the model in each engine; they share its threads and KV memory.")
-    ] = 1,
-    max_batch_size: Annotated[int, typer.Option(help="Sequences in one engine step, for each replica.")] = 32,
-    max_length: Annotated[
-        int | None,
-        typer.Option(help="Prompt plus output, in tokens.", show_default="the model's, where it fits"),
-    ] = None,
-    prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV blocks of equal prefixes.")] = True,
-    shared_memory: Annotated[bool, typer.Option(help="Let nodes on one host exchange blocks through memory.")] = True,
-    tls_dir: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder of tls.crt, tls.key and ca.crt: mutual TLS between nodes and orchestrators.",
-            show_default="plaintext",
-        ),
-    ] = None,
-    policy: Annotated[str, typer.Option(help=f"How nodes are chosen: {', '.join(POLICIES)}.")] = "kv_aware",
-    disaggregation: Annotated[
-        str, typer.Option(help="auto: decode nodes may compute a prompt where that is clearly sooner; always: never.")
-    ] = "auto",
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Further engine settings, as scheduling_strategy=balanced; repeatable.",
-            show_default="none",
-        ),
-    ] = None,
-    node_setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node-set",
-            metavar="NAME=VALUE",
-            help="Further settings of nodes, as kv_connector=local or host_offload_bytes=1073741824; repeatable.",
-            show_default="none",
-        ),
-    ] = None,
-    kv_cache_hash_algo: Annotated[
-        str, typer.Option(help="Names of blocks: sha256, sha256_64, or ahash64, which is faster and cannot be salted.")
-    ] = "sha256",
-    use_client_cache_salt: Annotated[
-        bool,
-        typer.Option(help="Honour cache_salt and X-Cache-Salt; only behind a gateway that is trusted to set them."),
-    ] = False,
-    advertise_host: Annotated[
-        str | None,
-        typer.Option(
-            help="What nodes are dialled at, where something that forwards their ports stands before them.",
-            show_default="their machine's address",
-        ),
-    ] = None,
-    tool_parser: Annotated[
-        str, typer.Option(help=f"How the model writes tool calls: auto, none, {', '.join(TOOL_FORMATS)}.")
-    ] = "auto",
-    reasoning_parser: Annotated[
-        str, typer.Option(help=f"How the model marks its thinking: auto, none, {', '.join(REASONING_FORMATS)}.")
-    ] = "auto",
-    emit_reasoning_content: Annotated[
-        bool, typer.Option(help="Tell thinking as reasoning_content rather than reasoning.")
-    ] = False,
-    structured_output: Annotated[bool, typer.Option(help="Let clients send a response format.")] = True,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds for running requests when it ends.")] = 30.0,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds until a start counts as failed.")] = 300.0,
     detach: Annotated[
         bool,
         typer.Option("--detach", help="Return once ready; `pronghorn down` ends it.", show_default="stay with it"),
     ] = False,
+    print_serve_config: Annotated[
+        bool,
+        typer.Option("--print-serve-config", help="Start nothing: print what `serve deploy` takes.", show_default="no"),
+    ] = False,
+    **given: Any,
 ) -> None:
     """Start a cluster on this machine. Ctrl-C drains and ends it; a second one does not wait."""
-    wanted = config.parse(
-        {
-            "name": name,
-            "host": host,
-            "port": port,
-            "dashboard_port": dashboard_port,
-            "address": address,
-            "edge": edge,
-            "startup_timeout_s": startup_timeout,
-            "service": {
-                "model_path": "",
-                "model_name": served_model_name or served_name(model),
-                "redis_url": redis_url or "",
-                "key_prefix": f"pronghorn:{name}",
-                "prefill": prefill,
-                "decode": decode,
-                "orchestrators": orchestrators,
-                "kv_memory_bytes": config.parse_bytes(kv_memory, "--kv-memory"),
-                "block_tokens": block_tokens,
-                "dtype": dtype,
-                "device": device,
-                "threads": threads or config.usable_cores(),
-                "chunk_tokens": chunk_tokens,
-                "data_parallel": data_parallel,
-                "max_batch_size": max_batch_size,
-                "max_length": max_length,
-                "prefix_caching": prefix_caching,
-                "tool_parser": tool_parser,
-                "reasoning_parser": reasoning_parser,
-                "emit_reasoning_content": emit_reasoning_content,
-                "structured_output": structured_output,
-                "shared_memory": shared_memory,
-                "tls": None if tls_dir is None else config.tls_in(tls_dir),
-                "policy": policy,
-                "disaggregation": disaggregation,
-                "engine_settings": dict(map(config.parse_setting, setting or [])),
-                "node_settings": dict(map(config.parse_setting, node_setting or [])),
-                "kv_cache_hash_algo": kv_cache_hash_algo,
-                "use_client_cache_salt": use_client_cache_salt,
-                "deadline_s": deadline,
-                "drain_timeout_s": drain_timeout,
-                "advertise_host": advertise_host,
-            },
-        },
-        ClusterConfig,
-    )
+    wanted = host_commands.settings(given).config()
+    if print_serve_config:
+        host_commands.print_serve_config(wanted)
+        return
     signals.listen(signals.interrupt)
     terminal = Terminal(out)
-    launch = prepare(wanted, model, terminal)
+    launch = prepare(wanted, terminal)
     terminal(Announcement("ended"))
     if not detach:
         launch.become()

@@ -76,7 +76,8 @@ def _of_values(raw: Mapping[str, Any], kind: type[msgspec.Struct], prefix: str) 
         try:
             msgspec.convert(raw[name], field.type)
         except msgspec.ValidationError as error:
-            yield wrong(path, raw[name], _bound(field.type, str(error)))
+            size = name.endswith("_bytes") and isinstance(raw[name], str)
+            yield wrong(path, raw[name], "a size as 512MiB" if size else _bound(field.type, str(error)))
 
 
 def _bound(kind: Any, said: str) -> str:

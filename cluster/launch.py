@@ -75,7 +75,7 @@ class Launch:
         return [sys.executable, "-P", "-m", "cluster.supervisor", *options]
 
 
-def prepare(wanted: ClusterConfig, model: str | None, announce: Announce) -> Launch:
+def prepare(wanted: ClusterConfig, announce: Announce) -> Launch:
     """Raises ConfigurationError; then nothing is left behind."""
     environ = config.environment()
     folder = RunFolder(config.home(environ), wanted.name)
@@ -87,15 +87,22 @@ def prepare(wanted: ClusterConfig, model: str | None, announce: Announce) -> Lau
         raise
     try:
         checked = _checked(wanted)
-        announce(stage("looking at the model"))
-        path = find(model, config.cache_dir(environ), announce)
-        checked = _with_service(checked, model_path=str(path))
-        config.engine(checked.service)
+        checked = with_model(checked, announce)
         require_memory(checked, available_bytes())
         return _written(folder, lock_fd, checked, environ)
     except BaseException:
         folder.remove()
         raise
+
+
+def with_model(wanted: ClusterConfig, announce: Announce) -> ClusterConfig:
+    """The model found, and what its engines are told checked. Raises ConfigurationError."""
+    announce(stage("looking at the model"))
+    spec = wanted.model or wanted.service.model_path or None
+    path = find(spec, config.cache_dir(config.environment()), announce)
+    found = _with_service(wanted, model_path=str(path))
+    config.node(found.service)
+    return found
 
 
 def end_leftovers(folder: RunFolder, announce: Announce) -> None:

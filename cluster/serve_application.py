@@ -5,7 +5,6 @@ Ray's and Serve's errors become ConfigurationError here; nothing of Ray leaves t
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import ray
@@ -19,10 +18,12 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema, ServeStatus
 from cluster import rollout
 from cluster.config import APPLICATION_NAME, ClusterConfig
 from cluster.driver import Change, Deployed
+from cluster.serve_schema import deploy_schema
 from pronghorn.errors import ConfigurationError
 
 POLL_S = 0.2
-IMPORT_PATH = "cluster.build:app"
+PACKING_VARIABLE = "RAY_SERVE_USE_PACK_SCHEDULING_STRATEGY"
+"""Read by Serve's controller when it starts, for every application that it will ever have."""
 
 
 class ServeApplication:
@@ -31,12 +32,12 @@ class ServeApplication:
     def __init__(self, address: str, config: ClusterConfig) -> None:
         self._address = address
         self._config = config
-        self.dashboard_url = _join(address)
+        self.dashboard_url = _join(address, {PACKING_VARIABLE: "1"} if config.scheduling == "pack" else {})
 
     def deploy(self) -> Deployed:
         """Ask Serve for the application, starting Serve where it does not run."""
         config = self._config
-        wanted = self._wanted(msgspec.to_builtins(config.service), {})
+        wanted = deploy_schema(config, msgspec.to_builtins(config.service), {})
         try:
             client = _get_global_client(raise_if_no_controller_running=False)
             serve_is_ours = client is None
@@ -50,18 +51,6 @@ class ServeApplication:
         except (RayError, RuntimeError, TimeoutError) as error:
             raise ConfigurationError(f"Serve did not take the application: {_one_line(error)}") from None
         return Deployed(serve_is_ours)
-
-    def _wanted(self, args: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
-        """A ServeDeploySchema. Sizes stand beside the arguments, whose change replaces every replica."""
-        application = {
-            "name": APPLICATION_NAME,
-            "route_prefix": "/",
-            "import_path": IMPORT_PATH,
-            "args": args,
-            "deployments": [{"name": name, "num_replicas": size} for name, size in sorted(sizes.items())],
-        }
-        http = {"host": self._config.host, "port": self._config.port}
-        return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
 
     def wait_until_running(self, deadline_s: float, progress: Callable[[str], None]) -> None:
         """`deadline_s` on the monotonic clock. Raises with the reason that Serve gives."""
@@ -92,7 +81,7 @@ class ServeApplication:
                 time.sleep(POLL_S)
                 before = rollout.deployed(client.get_serve_details(), APPLICATION_NAME)
             wanted = rollout.planned(before, change)
-            client.deploy_apps(ServeDeploySchema.model_validate(self._wanted(wanted.args, wanted.sizes)))
+            client.deploy_apps(ServeDeploySchema.model_validate(deploy_schema(self._config, wanted.args, wanted.sizes)))
             old = before.replicas if change.redeploy else set[str]()
             while (
                 missing := rollout.deployed(client.get_serve_details(), APPLICATION_NAME).missing(wanted, old)
@@ -140,12 +129,13 @@ class ServeApplication:
         return bool({**args, "revision": 0} == {**ours, "revision": 0})
 
 
-def _join(address: str) -> str | None:
-    """The URL of the Ray cluster's dashboard."""
+def _join(address: str, variables: dict[str, str]) -> str | None:
+    """The URL of the Ray cluster's dashboard. `variables`: of the environment of what this process starts there."""
     try:
         context = ray.init(
             address=address,
             namespace="serve",
+            runtime_env={"env_vars": variables} if variables else None,
             log_to_driver=False,
             logging_level="ERROR",
             configure_logging=False,
@@ -165,6 +155,12 @@ def _join(address: str) -> str | None:
 def require_room(address: str, config: ClusterConfig, http: HTTPOptions, applications: list[str]) -> None:
     """Raises ConfigurationError where the Serve that runs there is somebody else's: what it serves would be deleted,
     since asking it for one application is asking it to have no other."""
+    if config.scheduling == "pack":
+        raise ConfigurationError(
+            f"Serve on the Ray cluster at {address} runs already, and whether it packs was settled when it started "
+            f"({PACKING_VARIABLE} in its environment); leave --scheduling to spread",
+            param="scheduling",
+        )
     if applications:
         raise ConfigurationError(
             f"Serve on the Ray cluster at {address} already has {', '.join(sorted(applications))}; it takes one "

@@ -1,0 +1,65 @@
+import json
+import warnings
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from cluster.config import ClusterConfig, Placement, Placements, ServiceConfig
+from cluster.serve_schema import for_others
+
+with warnings.catch_warnings():  # Ray's modules warn of their own ways when they are imported
+    warnings.simplefilter("ignore")
+    from ray.serve.schema import ServeDeploySchema
+
+    from cluster import build
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ClusterConfig:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    service = ServiceConfig(
+        model_path=str(tmp_path),
+        model_name="tiny",
+        redis_url="redis://:secret@r",
+        key_prefix="k",
+        decode=2,
+        placement=Placements(decode=Placement(labels={"pool": "decode"}, max_per_machine=1)),
+    )
+    return ClusterConfig(service=service, host="0.0.0.0", port=8001)
+
+
+def test_what_is_printed_is_what_serve_takes_and_what_builds(
+    config: ClusterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = yaml.safe_dump(for_others(config))
+    assert "secret" not in text
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    (application,) = schema.applications
+    assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", 8001)
+    assert application.import_path == f"{build.app.__module__}:{build.app.__name__}"
+    monkeypatch.setenv("REDIS_URL", "redis://:secret@r")
+    ingress = build.app(application.args)._bound_deployment
+    told = {node._bound_deployment.name: node._bound_deployment for node in ingress.init_args[1:]}
+    assert told["decode"].num_replicas == 2
+    assert told["decode"].ray_actor_options["label_selector"] == {"pool": "decode"}
+    assert told["decode"].init_args[0]["node"]["redis_url"] == "redis://:secret@r"
+
+
+def test_a_url_without_a_password_is_printed(config: ClusterConfig) -> None:
+    service = msgspec.structs.replace(config.service, redis_url="redis://r:1/0")
+    (application,) = for_others(msgspec.structs.replace(config, service=service))["applications"]
+    assert application["args"]["redis_url"] == "redis://r:1/0"
