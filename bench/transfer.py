@@ -2,15 +2,16 @@
 
 A holder and an asker, two processes of one host; every path brings the same bytes into the asker's block memory. The
 project's own frames, with a digest of each block made by the holder and checked by the asker, over gRPC (one stream and
-four, on one connection and on four) and over shared memory; beside them plain TCP into place (`recv_into`) and a copy
-within one process, which check nothing; beside them Mooncake's TCP engine where `mooncake-transfer-engine-non-cuda` is
-installed. Rounds are interleaved; best and median of them. Processor time is that of both processes. Prints a table and
-a JSON line, and never fails on a figure.
+four, on one connection and on four; plaintext and mutual TLS) and over shared memory; beside them plain TCP into place
+(`recv_into`) and a copy within one process, which check nothing; beside them Mooncake's TCP engine where
+`mooncake-transfer-engine-non-cuda` is installed. Rounds are interleaved; best and median of them. Processor time is
+that of both processes. Prints a table and a JSON line, and never fails on a figure.
 """
 
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -18,9 +19,12 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,14 +42,17 @@ from pipelines.node.stream_service import StreamMethod
 from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import SystemClock
 from pronghorn.counters import Counters
+from pronghorn.credentials import Credentials, TlsFiles
 from pronghorn.ids import Incarnation, NodeName
 from pronghorn.wire import FETCH_METHOD
+from tests.fakes.certificates import Authority
 
 KIB, MIB = 1 << 10, 1 << 20
 POOL_BYTES = 256 * MIB
 MODEL = KVLayout("smollm2-135m-instruct", "float32", block_tokens=16, num_layers=30, num_kv_heads=3, head_dim=64)
 BLOCKS = {"64 KiB": 64 * KIB, "256 KiB": 256 * KIB, "1 MiB": MIB, "model (720 KiB)": MODEL.block_bytes}
 TIMEOUT_S = 120.0
+MOONCAKE_BATCH = 16
 TCP, COPY, SHARED = "TCP recv_into", "copy in one process", "shared memory"
 
 
@@ -61,7 +68,10 @@ class Spoken(msgspec.Struct, frozen=True):
     """What the holder says of itself."""
 
     grpc_port: int
+    tls_port: int
     tcp_port: int
+    mooncake: tuple[str, int] | None
+    """Where its Mooncake engine is, and the address of its memory."""
     incarnation: str
 
 
@@ -99,17 +109,47 @@ class Holder:
                         connected.sendall(self.block(number, ask.block_bytes))
 
 
-async def hold(incarnation: Incarnation) -> None:
+class Mooncake:
+    """Mooncake's engine over TCP, where it is installed."""
+
+    def __init__(self, memory: BlockMemory) -> None:
+        self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine()
+        assert self._engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        self.at = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
+        assert self._engine.register_memory(self.at, POOL_BYTES) == 0
+        self.name = f"127.0.0.1:{self._engine.get_rpc_port()}"
+
+    @staticmethod
+    def installed() -> bool:
+        try:
+            importlib.import_module("mooncake.engine")
+        except ImportError:
+            return False
+        return True
+
+    async def read(self, holder: tuple[str, int], block_bytes: int, blocks: int) -> None:
+        name, there = holder
+        places = [number % (POOL_BYTES // block_bytes) * block_bytes for number in range(blocks)]
+        for first in range(0, blocks, MOONCAKE_BATCH):
+            batch = places[first : first + MOONCAKE_BATCH]
+            ours, theirs = [self.at + place for place in batch], [there + place for place in batch]
+            assert self._engine.batch_transfer_sync_read(name, ours, theirs, [block_bytes] * len(batch)) == 0
+
+
+async def hold(incarnation: Incarnation, tls: TlsFiles) -> None:
     holder = Holder()
     method = StreamMethod(FETCH_METHOD, holder.frames)
     server = grpc_server()
     server.add_generic_rpc_handlers([method.handler()])
     port = server.add_insecure_port("127.0.0.1:0")
+    tls_port = Credentials(tls).add_port(server, "127.0.0.1:0")
     await server.start()
     local = LocalServer(incarnation, [method], holder.memory, Counters())
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=holder.serve_tcp, args=(listener,), daemon=True).start()
-    spoken = Spoken(port, listener.getsockname()[1], incarnation)
+    mooncake = Mooncake(holder.memory) if Mooncake.installed() else None
+    told = None if mooncake is None else (mooncake.name, mooncake.at)
+    spoken = Spoken(port, tls_port, listener.getsockname()[1], told, incarnation)
     print(msgspec.json.encode(spoken).decode(), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await local.stop()
@@ -124,56 +164,63 @@ def block_of(memory: BlockMemory, number: int, block_bytes: int) -> memoryview:
     return memory.block(0)[start : start + block_bytes]
 
 
-Path = Callable[[int, int], Awaitable[None]]
+Way = Callable[[int, int], Awaitable[None]]
 """Brings so many blocks of so many bytes."""
 
 
 class Asker:
-    def __init__(self, spoken: Spoken) -> None:
+    def __init__(self, spoken: Spoken, tls: TlsFiles) -> None:
+        self._tls = tls
         self.memory = BlockMemory.create(1, POOL_BYTES)
         self._spoken = spoken
         self._clock = SystemClock()
         self._copied = BlockMemory.create(1, POOL_BYTES)
-        self._target = PrefillTarget(
-            NodeName("holder"), f"127.0.0.1:{spoken.grpc_port}", Incarnation(spoken.incarnation)
-        )
         self._clients: list[StreamPort] = []
 
-    def client(self) -> StreamClient:
-        client = StreamClient(FETCH_METHOD, self._clock, 60.0)
+    def client(self, tls: TlsFiles | None = None) -> StreamClient:
+        client = StreamClient(FETCH_METHOD, self._clock, 60.0, credentials=Credentials(tls))
         self._clients.append(client)
         return client
 
-    def paths(self) -> dict[str, Path]:
+    def paths(self) -> dict[str, Way]:
         one, four = self.client(), [self.client() for _ in range(4)]
         local = LocalStreamClient(FETCH_METHOD, self.client(), self._clock, 60.0, Counters())
         self._clients.append(local)
-        return {
+        tls = [self.client(self._tls) for _ in range(4)]
+        paths: dict[str, Way] = {
             TCP: self.tcp,
             COPY: self.copy,
             "gRPC, 1 stream": self.streams([one]),
             "gRPC, 4 streams on 1 connection": self.streams([one] * 4),
             "gRPC, 4 streams on 4 connections": self.streams(four),
+            "gRPC and TLS, 1 stream": self.streams(tls[:1], self._spoken.tls_port),
+            "gRPC and TLS, 4 on 4 connections": self.streams(tls, self._spoken.tls_port),
             SHARED: self.streams([local]),
             "shared memory, 4 streams": self.streams([local] * 4),
         }
+        if self._spoken.mooncake is not None:
+            paths["Mooncake, TCP, batches of 16"] = partial(Mooncake(self.memory).read, self._spoken.mooncake)
+        return paths
 
-    def streams(self, clients: list[Any]) -> Path:
+    def streams(self, clients: list[Any], port: int | None = None) -> Way:
+        address = f"127.0.0.1:{port or self._spoken.grpc_port}"
+        target = PrefillTarget(NodeName("holder"), address, Incarnation(self._spoken.incarnation))
+
         async def path(block_bytes: int, blocks: int) -> None:
             bounds = [blocks * i // len(clients) for i in range(len(clients) + 1)]
             await asyncio.gather(
                 *(
-                    self._fetch(client, Ask(block_bytes, first, last))
+                    self._fetch(client, target, Ask(block_bytes, first, last))
                     for client, first, last in zip(clients, bounds, bounds[1:], strict=False)
                 )
             )
 
         return path
 
-    async def _fetch(self, client: StreamPort, ask: Ask) -> None:
+    async def _fetch(self, client: StreamPort, target: PrefillTarget, ask: Ask) -> None:
         destinations = {n: block_of(self.memory, n, ask.block_bytes) for n in range(ask.first, ask.last)}
         receiver = transfer.BlockReceiver(destinations)
-        async with client.stream(self._target, msgspec.json.encode(ask), TIMEOUT_S) as stream:
+        async with client.stream(target, msgspec.json.encode(ask), TIMEOUT_S) as stream:
             while not receiver.committed:
                 match await stream.read():
                     case transfer.BlocksFrame() as frame:
@@ -204,12 +251,15 @@ class Asker:
 
 
 @contextlib.contextmanager
-def holder_process() -> Iterator[tuple[subprocess.Popen[bytes], Spoken]]:
-    command = [sys.executable, "-P", "-m", "bench.transfer", "--hold", os.urandom(16).hex()]
+def holder_process(tls: TlsFiles) -> Iterator[tuple[subprocess.Popen[bytes], Spoken]]:
+    command = [sys.executable, "-P", "-m", "bench.transfer", "--hold", os.urandom(16).hex(), os.path.dirname(tls.ca)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            yield process, msgspec.json.decode(process.stdout.readline(), type=Spoken)
+            for line in process.stdout:  # Mooncake talks there too
+                if line.startswith(b"{"):
+                    break
+            yield process, msgspec.json.decode(line, type=Spoken)
         finally:
             process.kill()
 
@@ -219,9 +269,15 @@ def processor_s(*processes: psutil.Process) -> float:
 
 
 async def measure(total_bytes: int, rounds: int, only: str) -> list[dict[str, Any]]:
-    with holder_process() as (process, spoken):
+    with tempfile.TemporaryDirectory() as folder:
+        tls = Authority("bench").issue(Path(folder))
+        return await measure_between(total_bytes, rounds, only, tls)
+
+
+async def measure_between(total_bytes: int, rounds: int, only: str, tls: TlsFiles) -> list[dict[str, Any]]:
+    with holder_process(tls) as (process, spoken):
         both = psutil.Process(), psutil.Process(process.pid)
-        asker = Asker(spoken)
+        asker = Asker(spoken, tls)
         paths = {name: path for name, path in asker.paths().items() if only in name or name == TCP}
         taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for number in range(rounds + 1):
@@ -252,14 +308,6 @@ def row(name: str, size: str, figures: list[tuple[float, float]], tcp: list[tupl
     }
 
 
-def mooncake_is_installed() -> bool:
-    try:
-        importlib.import_module("mooncake.engine")
-    except ImportError:
-        return False
-    return True
-
-
 def show(rows: list[dict[str, Any]]) -> None:
     print(f"{'path':36} {'block':16} {'GB/s best':>10} {'median':>8} {'to TCP best':>12} {'median':>8} {'CPU s/GB':>9}")
     for size in BLOCKS:
@@ -276,10 +324,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="128 MiB and two rounds in the stead of 1 GiB and five")
     options.add_argument("--only", default="", help="only paths that have this in their name, and TCP")
-    options.add_argument("--hold", help=argparse.SUPPRESS)
+    options.add_argument("--hold", nargs=2, help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.hold is not None:
-        asyncio.run(hold(Incarnation(asked.hold)))
+        asyncio.run(hold(Incarnation(asked.hold[0]), TlsFiles.in_folder(asked.hold[1])))
         return
     total_bytes, rounds = (128 * MIB, 2) if asked.quick else (1024 * MIB, 5)
     show(asyncio.run(measure(total_bytes, rounds, asked.only)))

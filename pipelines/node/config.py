@@ -40,6 +40,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
     tls: TlsFiles | None = None
     """Mutual TLS on the gRPC server and with other nodes; None: plaintext."""
+    connections_per_node: int = 1
+    """TCP connections to each other node, among which streams from it are shared out. More than one brought nothing on
+    two cores, with TLS neither (docs/transfer.md); with many cores each takes a core for its encryption."""
     shared_memory: bool = False
     """Blocks go to and come from nodes on the same host, of the same user, through shared memory. Off where something
     that forwards every node's port is to see all that passes."""
@@ -65,7 +68,14 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")
         if self.kv_connector == "tiered" and self.disk_offload_bytes != 0 and self.disk_offload_dir is None:
             raise ValueError("disk_offload_dir: needed for a tier on disk; or set disk_offload_bytes to 0")
-        for name in ("lease_s", "max_in_flight", "stop_grace_s", "unready_after_s", "batch_log_period_s"):
+        for name in (
+            "lease_s",
+            "max_in_flight",
+            "connections_per_node",
+            "stop_grace_s",
+            "unready_after_s",
+            "batch_log_period_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
 

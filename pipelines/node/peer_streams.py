@@ -12,7 +12,13 @@ from pronghorn.credentials import Credentials
 def streams_from_nodes(
     method: str, config: NodeConfig, clock: Clock, idle_channel_s: float, counters: Counters
 ) -> StreamPort:
-    remote = StreamClient(method, clock, idle_channel_s, credentials=Credentials(config.tls))
+    remote = StreamClient(
+        method,
+        clock,
+        idle_channel_s,
+        credentials=Credentials(config.tls),
+        connections=config.connections_per_node,
+    )
     if not config.shared_memory:
         return remote
     return LocalStreamClient(method, remote, clock, idle_channel_s, counters)

@@ -1,4 +1,4 @@
-"""Server streams from other nodes over gRPC: one channel for each life of one node, kept while it is used.
+"""Server streams from other nodes over gRPC: a channel or a few for each life of a node, kept while they are used.
 
 Knows channels, one method and status codes; not what the frames are. A channel that broke takes no new call and is
 closed with its last one; a channel that nobody has used for a while is closed by `close_idle`. So a node that leaves
@@ -27,6 +27,10 @@ Call = aio.UnaryStreamCall[Any, Any]
 
 IDLE_CHANNEL_S = 60.0
 """A channel is closed when it has carried nothing for this long."""
+
+
+_Key = tuple[str, Incarnation, int]
+"""Address, life, and which of the connections to it."""
 
 
 class _Channel:
@@ -76,26 +80,29 @@ class StreamClient:
         idle_channel_s: float,
         new_channel: Callable[[str], aio.Channel] | None = None,
         credentials: Credentials | None = None,
+        connections: int = 1,
     ) -> None:
-        """Without `new_channel`, channels are made with `credentials`, and anew when those have changed."""
+        """Without `new_channel`, channels are made with `credentials`, and anew when those have changed. Streams share
+        `connections` to each peer."""
+        self._connections = connections
         self._method = method
         self._clock = clock
         self._credentials = credentials or Credentials()
         self._new_channel = new_channel or self._credentials.channel
         self._idle_channel_s = idle_channel_s
-        self._channels: dict[tuple[str, Incarnation], _Channel] = {}
+        self._channels: dict[_Key, _Channel] = {}
 
     @property
     def open_channels(self) -> int:
         return len(self._channels)
 
     def channels(self) -> list[str]:
-        return [address for address, _ in self._channels]
+        return [address for address, _, _ in self._channels]
 
     @asynccontextmanager
     async def stream(self, target: PrefillTarget, request: bytes, timeout_s: float) -> AsyncIterator[_Stream]:
         """Open a stream with `target`; leaving the context cancels it on both sides."""
-        key = (target.address, target.incarnation)
+        key = self._least_used(target)
         version = self._credentials.version()
         entry = self._channels.get(key)
         if entry is not None and entry.version != version:
@@ -119,7 +126,13 @@ class StreamClient:
             if entry.broken and entry.users == 0:
                 await entry.channel.close()
 
-    async def _retire(self, key: tuple[str, Incarnation], entry: _Channel) -> None:
+    def _least_used(self, target: PrefillTarget) -> _Key:
+        """Of the peer's connections; one that is open before one that is not."""
+        keys = [(target.address, target.incarnation, number) for number in range(self._connections)]
+        found = {key: self._channels.get(key) for key in keys}
+        return min(keys, key=lambda key: (0, True) if (entry := found[key]) is None else (entry.users, False))
+
+    async def _retire(self, key: _Key, entry: _Channel) -> None:
         """It takes no new call, and closes with its last one."""
         entry.broken = True
         del self._channels[key]

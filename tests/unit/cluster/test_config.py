@@ -12,6 +12,7 @@ from orchestrator.config import parse_config as parse_orchestrator
 from pipelines.node.config import parse_config as parse_node
 from prefill_nodes.config import PrefillNodeConfig
 from pronghorn.errors import ConfigurationError
+from tests.fakes.certificates import Authority
 
 BLOCK_BYTES = 2 * 2 * 1 * 16 * 8 * 4  # layers, keys and values, heads, tokens, dim, float32
 
@@ -192,3 +193,29 @@ def test_settings_of_nodes_are_passed_on_and_checked(model: Path) -> None:
     for wrong in ({"kv_connector": "elsewhere"}, {"kv_connector": "tiered"}, {"host": "h"}, {"no_such": 1}):
         with pytest.raises(ConfigurationError):
             config.node(service(model, node_settings=wrong))
+
+
+def test_nodes_and_orchestrators_are_told_the_same_tls_files(model: Path, tmp_path: Path) -> None:
+    files = config.tls_in(str(_issued(tmp_path / "tls")))
+    told = service(model, tls=files)
+    for node in config.node(told), config.orchestrator(told):
+        assert node["tls"] == files
+    parse_node({"node": config.node(told)}, DecodeNodeConfig)
+    parse_orchestrator(config.orchestrator(told))
+    assert config.node(service(model))["tls"] is None
+
+
+def _issued(folder: Path) -> Path:
+    Authority("ours").issue(folder)
+    return folder
+
+
+def test_a_folder_without_usable_certificates_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="tls.crt"):
+        config.tls_in(str(tmp_path))
+
+
+def test_nodes_share_memory_unless_something_forwards_their_ports(model: Path) -> None:
+    assert config.node(service(model))["shared_memory"] is True
+    assert config.node(service(model, shared_memory=False))["shared_memory"] is False
+    assert config.node(service(model, advertise_host="127.0.0.9"))["shared_memory"] is False

@@ -26,6 +26,8 @@ def test_plain_data_becomes_a_config_with_defaults() -> None:
         ({"lease_s": 0}, "lease_s"),
         ({"max_in_flight": "many"}, "max_in_flight"),
         ({"colour": "red"}, "colour"),
+        ({"connections_per_node": 0}, "connections_per_node"),
+        ({"tls": {"cert": "/c", "key": "/k"}}, "ca"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
