@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run down test test-more check format protos manifests bench clean
+.PHONY: help install run down test test-more chaos check format protos manifests bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,7 +33,10 @@ test: $(STAMP) ## the default suite, with one real cluster
 	$(BIN)/python -m pytest --ignore=tests/more $(ARGS)
 
 test-more: $(STAMP) ## the longer tests
-	$(BIN)/python -m pytest tests/more $(ARGS)
+	$(BIN)/python -m pytest tests/more -m "not chaos" $(ARGS)
+
+chaos: $(STAMP) ## every fault at every moment, which takes its time
+	$(BIN)/python -m pytest tests/more -m chaos $(ARGS)
 
 check: $(STAMP) ## ruff, ruff format and mypy
 	$(BIN)/ruff check .

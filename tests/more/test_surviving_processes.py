@@ -115,6 +115,7 @@ FAULTS: dict[str, Fault] = {
     "reset": lambda _, proxy: proxy.reset(),
 }
 faults = pytest.mark.parametrize("name", FAULTS)
+chaos = pytest.mark.chaos
 
 
 async def undo(cluster: Processes, name: str, fault: str) -> None:
@@ -128,7 +129,14 @@ async def undo(cluster: Processes, name: str, fault: str) -> None:
 
 @pytest.mark.field("dynamo#13095", "vllm#38027")
 @faults
-@pytest.mark.parametrize("at", [1, STREAMS * NEW_TOKENS // 2, STREAMS * NEW_TOKENS - 3])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(1, marks=chaos),
+        STREAMS * NEW_TOKENS // 2,
+        pytest.param(STREAMS * NEW_TOKENS - 3, marks=chaos),
+    ],
+)
 async def test_a_decode_node_that_fails_in_mid_stream_costs_no_token(name: str, at: int) -> None:
     async with processes() as cluster:
         failed: list[NodeName] = []
@@ -144,7 +152,15 @@ async def test_a_decode_node_that_fails_in_mid_stream_costs_no_token(name: str, 
 
 @pytest.mark.field("dynamo#13095")
 @faults
-@pytest.mark.parametrize("way, after_bytes", [(UP, 0), (UP, 3_000), (DOWN, 3_000), (DOWN, 20_000)])
+@pytest.mark.parametrize(
+    "way, after_bytes",
+    [
+        pytest.param(UP, 0, marks=chaos),
+        pytest.param(UP, 3_000, marks=chaos),
+        (DOWN, 3_000),
+        pytest.param(DOWN, 20_000, marks=chaos),
+    ],
+)
 async def test_a_prefill_node_that_fails_in_a_hand_over_costs_no_token(name: str, way: str, after_bytes: int) -> None:
     async with processes() as cluster:
         failing = cluster.busiest("prefill").name
@@ -154,6 +170,7 @@ async def test_a_prefill_node_that_fails_in_a_hand_over_costs_no_token(name: str
         await undo(cluster, failing, name)
 
 
+@chaos
 @pytest.mark.field("dynamo#13095")
 @faults
 async def test_a_prefill_node_that_fails_when_all_is_handed_over_costs_no_token(name: str) -> None:

@@ -108,7 +108,13 @@ faults = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 
 
 @faults
-@pytest.mark.parametrize("at", [STREAMS, STREAMS * NEW_TOKENS // 2], ids=["first tokens", "half"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(STREAMS, id="first tokens", marks=pytest.mark.chaos),
+        pytest.param(STREAMS * NEW_TOKENS // 2, id="half"),
+    ],
+)
 def test_decode_fails_in_mid_stream(rig: Rig, undisturbed: dict[int, list[str]], fault: Fault, at: int) -> None:
     before = rig.done
 
@@ -120,6 +126,7 @@ def test_decode_fails_in_mid_stream(rig: Rig, undisturbed: dict[int, list[str]],
     assert rig.done == before + 1
 
 
+@pytest.mark.chaos
 @faults
 def test_prefill_fails_before_anything_was_asked_of_it(
     rig: Rig, undisturbed: dict[int, list[str]], fault: Fault
@@ -130,7 +137,13 @@ def test_prefill_fails_before_anything_was_asked_of_it(
 
 
 @faults
-@pytest.mark.parametrize("way, after_bytes", [(UP, 2_000), (DOWN, 5_000_000)], ids=["computing", "sending"])
+@pytest.mark.parametrize(
+    "way, after_bytes",
+    [
+        pytest.param(UP, 2_000, id="computing", marks=pytest.mark.chaos),
+        pytest.param(DOWN, 5_000_000, id="sending"),
+    ],
+)
 def test_prefill_fails_in_a_hand_over(
     rig: Rig, undisturbed: dict[int, list[str]], fault: Fault, way: str, after_bytes: int
 ) -> None:
@@ -143,6 +156,7 @@ def test_prefill_fails_in_a_hand_over(
     assert rig.done == before + 1
 
 
+@pytest.mark.chaos
 @faults
 def test_prefill_fails_when_all_is_handed_over(rig: Rig, undisturbed: dict[int, list[str]], fault: Fault) -> None:
     def on_token(count: int) -> None:
