@@ -74,7 +74,9 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig(pronghorn: CommandLine) -> Iterator[Rig]:
-    options = ("--prefill=2", "--decode=2", "--kv-memory=192MiB", "--drain-timeout=10", "--threads=1")
+    # Apart always: a decode node that is idle would sooner compute these prompts itself.
+    pools = ("--prefill=2", "--decode=2", "--disaggregation=always")
+    options = (*pools, "--kv-memory=192MiB", "--drain-timeout=10", "--threads=1")
     with proxied_nodes(pronghorn, NAME) as nodes:
         started = start(pronghorn, NAME, f"--advertise-host={ADVERTISED}", *options)
         try:
