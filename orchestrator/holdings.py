@@ -17,7 +17,7 @@ from enum import Enum
 from orchestrator.block_index import BlockIndex
 from pipelines.types.frames import BlockEvents, BlocksCleared, BlocksRemoved, BlocksStored, NodeReport
 from pronghorn.counters import Counters
-from pronghorn.ids import Incarnation
+from pronghorn.ids import Incarnation, NodeName
 
 EXPECTS_S = 5.0
 ASKS_AGAIN_S = 2.0
@@ -186,6 +186,10 @@ class Holdings:
     def synced(self, incarnation: Incarnation) -> bool:
         life = self._lives.get(incarnation)
         return life is not None and life.state is Follow.FOLLOWING
+
+    def behind(self, reports: Sequence[NodeReport]) -> list[NodeName]:
+        """Whose blocks are not known yet, of the nodes that say that they have some."""
+        return [r.name for r in reports if r.findable_blocks and not self.synced(r.incarnation)]
 
     def gauges(self) -> dict[str, int]:
         size, tally = self._index.size(), self._index.tally()

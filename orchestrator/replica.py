@@ -31,6 +31,8 @@ from pronghorn.counters import Counters
 from pronghorn.ledger import Held
 
 STOP_GRACE_S = 3.0
+SYNCED_S = 5.0
+"""A replica that is new waits so long for what its nodes hold, and then serves without the rest of it."""
 
 
 class Replica:
@@ -50,6 +52,8 @@ class Replica:
         replica alone, so that replicas do not all begin with the same node."""
         self._config = config
         self._clock = clock
+        self._started_at_s = clock.now_s()
+        self._synced = False  # once: what is lost later is one node's, and no reason to turn requests away
         self._counters = Counters()
         breaker = BreakerPolicy(config.breaker_failures, config.breaker_open_s, 8 * config.breaker_open_s)
         reservations, speeds = Reservations(), LearnedSpeeds()
@@ -123,10 +127,16 @@ class Replica:
         return not unready, "; ".join(said + unready)
 
     def _unready(self, usable_decode: int) -> list[str]:
-        """Every reason for which no request could be served now. A single node's death is none."""
+        """Every reason for which no request could be served now, or not as well as in a moment. A single node's death
+        is none."""
         reasons = []
         if usable_decode == 0:
             reasons.append("no decode node is usable")
+        elif not self._synced:
+            behind = self.holdings.behind(self.nodes())
+            self._synced = not behind or self._clock.now_s() - self._started_at_s > SYNCED_S
+            if not self._synced:
+                reasons.append(f"the blocks of {', '.join(behind)} are not known yet")
         if self.dispatcher.draining:
             reasons.append("shutting down")
         if (failure := self.failure()) is not None:

@@ -10,9 +10,10 @@ import msgspec
 from kvcache.handshake import Identity
 from operations.port import ROUTES
 from orchestrator.presence import Presence
+from pipelines.types.frames import BlockEvents, BlocksStored, Heartbeat
 from pronghorn.ids import new_incarnation
 from pronghorn.ledger import Kind, Ledger
-from tests.fakes.memory_node import MODEL
+from tests.fakes.memory_node import MODEL, report
 from tests.fakes.metric_samples import samples
 from tests.fakes.orchestrator_cluster import Cluster, running
 
@@ -59,6 +60,21 @@ async def test_it_is_ready_with_a_usable_decode_node_only() -> None:
         assert samples((await client.get("/metrics")).content)["pronghorn:num_nodes_usable", ""] == 2
         await cluster.replica.dispatcher.drain(0.0)
         assert "shutting down" in (await client.get("/ready")).json()["reason"]
+
+
+async def test_a_new_one_is_ready_when_it_knows_what_its_nodes_hold() -> None:
+    async with running() as cluster, present(cluster) as client:
+        node = await cluster.join("decode-1")
+        node.say(Heartbeat(msgspec.structs.replace(report(node.record), findable_blocks=3)))
+        await cluster.until(lambda: cluster.replica.nodes()[0].findable_blocks == 3)
+        answer = await client.get("/ready")
+        assert (answer.status_code, "decode-1 are not known yet" in answer.json()["reason"]) == (503, True)
+        node.say(BlockEvents(1, [BlocksStored(None, bytes(range(24)))], snapshot=True))
+        await cluster.until(lambda: cluster.replica.holdings.synced(node.record.incarnation))
+        assert (await client.get("/ready")).status_code == 200
+        node.lose()  # one node's blocks are no reason to turn requests away, once
+        await cluster.until(lambda: not cluster.replica.holdings.synced(node.record.incarnation))
+        await cluster.until(lambda: cluster.replica.ready()[0])
 
 
 async def test_a_request_is_in_the_ledger_until_it_has_ended() -> None:

@@ -48,6 +48,13 @@ def test_a_snapshot_then_events_in_order_are_what_the_node_holds(holdings: Holdi
     assert holdings.find(PROMPT) == {}
 
 
+def test_who_says_that_it_has_blocks_and_has_not_told_which_is_behind(holdings: Holdings) -> None:
+    assert holdings.behind([said(0), said(None)]) == []
+    assert holdings.behind([said(2)]) == ["node"]
+    holdings.events(NODE, snapshot(1, stored(0, 2)), 0.0)
+    assert holdings.behind([said(2)]) == []
+
+
 @pytest.mark.field("llm-d-router#1737", "llm-d-router#1887")
 def test_a_missing_frame_is_noticed_and_a_snapshot_is_asked_for_until_it_comes(
     holdings: Holdings, counters: Counters
