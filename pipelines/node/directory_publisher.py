@@ -26,7 +26,10 @@ GATHER_S = 0.05
 """Changes of this long are written together."""
 RETRY_S = 0.5
 MAX_WAITING_BLOCKS = 65_536
+"""Beside those that the node has: everything is written through the same queue."""
 BATCH = 256
+BATCHES_A_TURN = 64
+"""Between two refreshes, so that the name is held however much there is to write."""
 JITTER_S = 1.0
 """After a flush all nodes write everything: not all in the same moment."""
 
@@ -65,7 +68,7 @@ class DirectoryPublisher:
                     self._wait_for(False, [BlockHash(h) for h in hashes])
                 case AllRemoved():
                     self._whole_due = True
-        if self._waiting_blocks > MAX_WAITING_BLOCKS:
+        if self._waiting_blocks > MAX_WAITING_BLOCKS + len(self._contents):
             self._counters.count("directory_overflow")
             self._whole_due = True
         if self._whole_due:
@@ -93,6 +96,8 @@ class DirectoryPublisher:
                 self._whole_due = self._whole_due or isinstance(error, NodeRefused)
                 await asyncio.sleep(self._jitter_s if isinstance(error, NodeRefused) else RETRY_S)
                 continue
+            if self._waiting or self._whole_due:
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_PERIOD_S):
                     await self._changed.wait()
@@ -100,6 +105,7 @@ class DirectoryPublisher:
             await asyncio.sleep(GATHER_S)
 
     async def _write(self) -> None:
+        """What waits, at most `BATCHES_A_TURN` of it."""
         if self._whole_due:
             self._whole_due = False
             self._waiting.clear()
@@ -111,7 +117,9 @@ class DirectoryPublisher:
             except Unavailable:
                 self._whole_due = True
                 raise
-        while self._waiting and not self._whole_due:
+        for _ in range(BATCHES_A_TURN):
+            if not self._waiting or self._whole_due:
+                return
             batch = self._waiting[0]
             stored, hashes = batch
             if stored:
