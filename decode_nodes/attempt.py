@@ -122,12 +122,11 @@ class Attempt:
 
     def begin(self, budget_s: float, may_bring: bool = False) -> list[Effect]:
         """`may_bring`: others may have the beginning of the prompt, should it be computed here."""
-        prefill_here = not self._targets
+        prefill_here = self._computing_here = not self._targets
         if prefill_here and may_bring:
             self._move(AttemptState.BRINGING)
             return [StartBringing()]
         if prefill_here:
-            self._computing_here = True
             self._move(AttemptState.RUNNING)
         return [Tell(Admit(self.fence, self.context, budget_s, prefill_here))]
 

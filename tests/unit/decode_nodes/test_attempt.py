@@ -69,6 +69,18 @@ def test_a_local_prompt_is_computed_once_what_others_have_of_it_is_here() -> Non
     assert attempt.state is AttemptState.RUNNING and attempt.on_brought(9.0) == []
 
 
+@pytest.mark.parametrize("may_bring", [False, True])
+def test_a_local_prompt_counts_against_the_room_for_such_until_its_first_token(may_bring: bool) -> None:
+    attempt = new_attempt()
+    attempt.begin(12.0, may_bring)
+    assert attempt.local_prefill_tokens == 10
+    if may_bring:
+        attempt.on_brought(10.0)
+    assert attempt.local_prefill_tokens == 10
+    attempt.on_tokens(TokenDelta(FENCE, [9], GenerationStatus.ACTIVE))
+    assert attempt.local_prefill_tokens == 0
+
+
 def test_an_attempt_that_ends_while_its_prefix_comes_tells_the_engine_nothing() -> None:
     attempt = new_attempt()
     attempt.begin(12.0, may_bring=True)
