@@ -31,10 +31,16 @@ class Peers:
     async def watch(self) -> None:
         """For ever."""
         async for _ in self._registry.changes():
-            try:
-                records = await self._registry.list()
-            except Unavailable as error:
-                log.debug("%s keeps the peers that it knows: %s", self._name, error.message)
-                continue
-            self._records = {r.name: r for r in records if r.role in ROLES and r.name != self._name}
+            while not await self._list():  # noqa: ASYNC110  # a server's answer, which no event tells
+                await asyncio.sleep(PAUSE_S)
             await asyncio.sleep(PAUSE_S)
+
+    async def _list(self) -> bool:
+        """Whether the registry answered."""
+        try:
+            records = await self._registry.list()
+        except Unavailable as error:
+            log.debug("%s keeps the peers that it knows: %s", self._name, error.message)
+            return False
+        self._records = {r.name: r for r in records if r.role in ROLES and r.name != self._name}
+        return True
