@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Final, assert_never
 
 from kvcache import transfer
@@ -103,7 +104,7 @@ class PrefillNode:
         self._link = self.shell.link
         self._held: dict[Fence, _Held] = {}
         self._ended = EndedFences()
-        self._bringing = Owner(f"{name}/bringing", self._on_bringing_failure)
+        self._bringing = Owner(f"{name}/bringing")
         self._changed = asyncio.Event()
         """A hand-over has begun or ended since this was cleared."""
 
@@ -145,7 +146,8 @@ class PrefillNode:
         return max((now_s - held.deadline.expires_at_s for held in self._held.values()), default=0.0)
 
     def held(self, now_s: float) -> list[Held]:
-        return [
+        tasks = [Held(Kind.TASK, name) for name in self._bringing.running]
+        return tasks + [
             Held(
                 Kind.HAND_OVER,
                 str(fence),
@@ -186,9 +188,6 @@ class PrefillNode:
         for held in self._held.values():
             held.hand_over.fail(error.record())
             held.wake.set()
-
-    def _on_bringing_failure(self, task: str, error: BaseException) -> None:
-        self.fail_all(InternalError(f"{task} failed: {error!r}"))
 
     # --- hand-overs ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +244,8 @@ class PrefillNode:
     async def _serve(self, held: _Held, carriage: transfer.Carriage) -> AsyncGenerator[bytes, None]:
         request = held.request
         if self.shell.exchange.loader.may_help(request.context):
-            held.bringing = self._bringing.start(self._bring(held), str(request.fence))
+            held.bringing = self._bringing.start(self._bring(held), f"{request.fence}<-elsewhere")
+            held.bringing.add_done_callback(partial(self._bringing_ended, held))
         else:
             self._begin(held)
         while True:
@@ -275,6 +275,13 @@ class PrefillNode:
         """Get what others have of the prompt, then have the rest computed."""
         async with self.shell.exchange.loader.brought(held.request.context, held.deadline):
             self._begin(held)
+
+    def _bringing_ended(self, held: _Held, task: asyncio.Task[None]) -> None:
+        held.bringing = None
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            error = InternalError(f"bringing the beginning of a prompt failed: {bug!r}")
+            held.hand_over.fail(error.record())
+            held.wake.set()
 
     def _begin(self, held: _Held) -> None:
         request = held.request

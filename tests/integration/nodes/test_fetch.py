@@ -13,7 +13,7 @@ from kvcache.transfer import BlocksFrame, MessageFrame, decode
 from pipelines.node import fetch_service
 from tests.fakes.cache_hints import chain, hint
 from tests.fakes.canary_pipeline import continuation
-from tests.integration.nodes.rig import Node, Orchestrator, Rig, at_rest, prompt, target
+from tests.integration.nodes.rig import Node, Orchestrator, Rig, at_rest, holds, prompt, target
 
 SHARED = prompt(20, 0)
 
@@ -144,6 +144,30 @@ async def test_a_request_that_is_cancelled_while_its_prefix_comes_leaves_nothing
     await one.result(held)
     await at_rest(first)
     assert not second.shell.exchange.held() and not first.shell.exchange.held()
+
+
+async def test_a_fault_while_one_prompt_is_brought_ends_its_hand_over_and_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, engine = await rig.prefill()
+    decode_node, _ = await rig.decode(stall_timeout_s=5.0)
+    orchestrator = await rig.orchestrator(decode_node)
+    engine.pipeline.gate.clear()
+    held = await asks(orchestrator, prompt(3), target(node))
+    await holds(node)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault in the loader")
+
+    monkeypatch.setattr(node.shell.exchange.loader, "brought", broken)
+    for last in (1, 2):
+        fence = await asks(orchestrator, [*SHARED, last], target(node), hint=hint(SHARED, prefill_1=20), budget_s=5.0)
+        assert await orchestrator.result(fence) == continuation([*SHARED, last], 4)
+    engine.pipeline.gate.set()
+    assert await orchestrator.result(held) == continuation(prompt(3), 4)
+    assert decode_node.counters.value("pull_failed", "internal_error") == 2
+    assert decode_node.counters.value("pull_committed") == 1
+    await at_rest(node, decode_node)
 
 
 def request(node: DecodeNode, hashes: list, **changes: object) -> FetchRequest:
