@@ -239,27 +239,30 @@ class TieredConnector:
             return
         self._unwritten.append(gone)
         if self._writing is None:
-            self._writing = self._owner.start(self._write(), "disk")
-            self._writing.add_done_callback(self._written)
+            self._writing = self._owner.start(self._write(self._disk), "disk")
 
-    async def _write(self) -> None:
-        assert self._disk is not None
+    async def _write(self, disk: DiskTier) -> None:
+        try:
+            await self._write_all(disk)
+        finally:
+            self._writing = None  # here, and not by a callback: what comes between the two would wait for no writer
+
+    async def _write_all(self, disk: DiskTier) -> None:
         while self._unwritten:
             (block_hash, data, digest), resets = self._unwritten.popleft(), self._resets
-            if block_hash in self._disk or not self._disk.make_room(len(data)):
+            if block_hash in disk or not disk.make_room(len(data)):
                 continue
+            path = disk.path(block_hash)
             try:
-                await asyncio.to_thread(self._disk.path(block_hash).write_bytes, data)
+                await asyncio.to_thread(path.write_bytes, data)
             except OSError as error:
                 self._counters.count("tier_write_failed")
                 log.warning("a block cannot be written to disk: %s", error)
+                path.unlink(missing_ok=True)
             else:
-                self._disk.add(block_hash, len(data), digest)
+                disk.add(block_hash, len(data), digest)
                 if resets != self._resets:
-                    self._disk.drop(block_hash)
-
-    def _written(self, task: asyncio.Task[None]) -> None:
-        self._writing = None
+                    disk.drop(block_hash)
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
         """The end of the sequence first, so that it goes first."""
@@ -281,6 +284,7 @@ class TieredConnector:
     async def close(self) -> None:
         self._unwritten.clear()
         await self._owner.stop(1.0)
+        self._writing = None
         self._host.clear()
         if self._disk is not None:
             await asyncio.to_thread(self._disk.remove)

@@ -149,6 +149,37 @@ async def test_a_host_budget_of_nothing_leaves_the_disk(tmp_path: Path) -> None:
     await connector.close()
 
 
+async def test_what_memory_gives_up_as_the_writer_ends_is_written_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(write, *args) -> object:
+        return write(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
+    connector.offload(HASHES[:1], [memoryview(block(0))])
+    await asyncio.sleep(0)  # the writer has run to its end, and nobody has been told of that yet
+    connector.offload(HASHES[1:2], [memoryview(block(1))])
+    await written(connector)
+    assert connector.disk is not None and len(connector.disk) == 2
+    await connector.close()
+
+
+async def test_a_file_that_could_not_be_written_whole_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
+    await filled(connector)
+    assert not files(tmp_path)
+    await connector.close()
+
+
 @pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
 async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, harm: str) -> None:
     counters = Counters()
