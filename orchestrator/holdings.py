@@ -58,10 +58,6 @@ class Holdings:
 
     # --- what nodes say -----------------------------------------------------------------------------------------------
 
-    def opened(self, incarnation: Incarnation) -> None:
-        """A session with it is up: its snapshot is on its way."""
-        self._lives[incarnation] = _Life()
-
     def lost(self, incarnation: Incarnation) -> None:
         """The session is over: what is heard of that life next begins with a snapshot."""
         self._lives.pop(incarnation, None)

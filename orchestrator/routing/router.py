@@ -23,7 +23,7 @@ HINTED_HOLDERS = 8
 
 
 class Holders(Protocol):
-    """Who has what (`block_feed.py`)."""
+    """Who has what (`orchestrator/holdings.py`)."""
 
     def find(self, packed: bytes, among: Sequence[Incarnation] | None = None) -> dict[Incarnation, int]:
         """By life of a node, how many of the prompt's leading blocks it has. `among`: of these alone."""
