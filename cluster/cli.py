@@ -170,6 +170,15 @@ def chat(
 
 
 @app.command()
+@flags.taken
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.", show_default="no")] = False, **given: Any
+) -> None:
+    """What is wrong with this host, with Redis and with the Ray cluster of --address, and what to do about each."""
+    raise typer.Exit(0 if host_commands.doctor(as_json, given) else 1)
+
+
+@app.command()
 def sim(
     seeds: Annotated[int, typer.Option(help="How many simulations, one seed after another.")] = 100,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,

@@ -43,6 +43,7 @@ Device = Literal["cpu", "cuda"]
 Disaggregation = Literal["auto", "always"]
 Edge = Literal["auto", "haproxy", "serve"]
 Scheduling = Literal["spread", "pack"]
+ProxyLocation = Literal["EveryNode", "HeadOnly"]
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -168,6 +169,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A Ray cluster to join; None: start one."""
     scheduling: Scheduling = "spread"
     """Of a Serve that we start on a Ray cluster that we join: over its machines, or onto as few as will do."""
+    proxy_location: ProxyLocation = "EveryNode"
+    """Where Serve takes HTTP: on each machine with a replica, or on the head alone."""
     edge: Edge = "auto"
     startup_timeout_s: Positive = 300.0
 

@@ -1,4 +1,4 @@
-"""The commands that start nothing: what is configured, and what Serve would be asked for."""
+"""The commands that start nothing: what is configured, what Serve would be asked for, what is wrong with a host."""
 
 import sys
 from collections.abc import Mapping
@@ -8,12 +8,14 @@ import msgspec
 import typer
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from cluster import config, flags, serve_schema
+from cluster import config, doctor_facts, flags, serve_schema
 from cluster.announce import Announcement, Terminal
 from cluster.config import ClusterConfig
 from cluster.config_sources import Settings
+from cluster.doctor import diagnose
 from cluster.launch import with_model
 
 config_app = typer.Typer(no_args_is_help=True, help="What is configured, by file, environment and flags.")
@@ -61,3 +63,18 @@ def print_serve_config(wanted: ClusterConfig) -> None:
             Announcement("note", f"every host of the Ray cluster needs {config.REDIS_VARIABLE} in its environment")
         )
     sys.stdout.write(yaml.safe_dump(schema, sort_keys=False))
+
+
+def doctor(as_json: bool, given: Mapping[str, Any]) -> bool:
+    """Says what is wrong; returns whether nothing keeps a cluster from working."""
+    wanted = settings(given).config()
+    found = diagnose(doctor_facts.gather(wanted, config.environment()))
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    for finding in () if as_json else found:
+        colour = "red" if finding.level == "error" else "yellow"
+        said = f"[{colour}]{finding.level}[/{colour}] {finding.check}: {escape(finding.what)}"
+        out.print(said, f"\n  {escape(finding.remedy)}", highlight=False, soft_wrap=True)
+    if not found and not as_json:
+        out.print("nothing is wrong that can be seen from here", highlight=False)
+    return all(finding.level != "error" for finding in found)

@@ -154,7 +154,7 @@ def _dashboard_port(wanted: int | None) -> int:
 
 def _written(folder: RunFolder, lock_fd: int, checked: ClusterConfig, environ: dict[str, str]) -> Launch:
     own_ray = checked.address is None
-    edge = choose_edge(checked.edge, _haproxy_version) if own_ray else "its own"
+    edge = choose_edge(checked.edge, haproxy_version) if own_ray else "its own"
     temp_dir = folder.make_temp_dir(config.temp_base())
     try:
         for name in ("t", "h"):
@@ -191,7 +191,7 @@ def choose_edge(wanted: str, haproxy_version: Callable[[], str | None]) -> str:
     return "serve"
 
 
-def _haproxy_version() -> str | None:
+def haproxy_version() -> str | None:
     try:
         done = subprocess.run([get_haproxy_binary(), "-v"], capture_output=True, text=True, timeout=10, check=False)
     except (FileNotFoundError, OSError, subprocess.TimeoutExpired):

@@ -44,7 +44,8 @@ class ServeApplication:
             if client is not None:
                 require_room(self._address, config, client.http_config, list(self.status().applications))
             else:
-                serve.start(proxy_location="EveryNode", http_options=HTTPOptions.model_validate(wanted["http_options"]))
+                http = HTTPOptions.model_validate(wanted["http_options"])
+                serve.start(proxy_location=config.proxy_location, http_options=http)
                 client = _get_global_client()
             assert client is not None
             client.deploy_apps(ServeDeploySchema.model_validate(wanted))

@@ -25,7 +25,7 @@ def deploy_schema(config: ClusterConfig, args: dict[str, Any], sizes: Mapping[st
         "deployments": [{"name": name, "num_replicas": size} for name, size in sorted(sizes.items())],
     }
     http = {"host": config.host, "port": config.port}
-    return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
+    return {"proxy_location": config.proxy_location, "http_options": http, "applications": [application]}
 
 
 def for_others(config: ClusterConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A Ray cluster of two machines on this one, 127.0.0.2 and 127.0.0.3, with GPUs that are not there.
+"""A Ray cluster of several machines on this one, 127.0.0.2, 127.0.0.3 and so on, with GPUs that are not there.
 
 The head is the one that `pronghorn up` starts, with its environment and token; nothing touches the user's home.
 """
@@ -6,9 +6,10 @@ The head is the one that `pronghorn up` starts, with its environment and token; 
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster import config, processes, ray_head
@@ -16,15 +17,52 @@ from cluster.die_with_parent import bound
 from cluster.ports import free_port
 from cluster.ray_head import RayHead
 
-SECOND_MACHINE = "127.0.0.3"
 STOP_S = 10.0
+JOIN_S = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class RayCluster:
     address: str
     environ: dict[str, str]
     """For whoever joins it: the token's place is in it."""
+    run_id: str
+    temp_dir: Path
+    joined: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def add_machine(self, gpus: int = 0) -> str:
+        """The next address, once Ray has started there; its label `machine` is the address's last number. One after
+        another: several at once time out on a busy host."""
+        number = len(self.joined) + 3
+        options = [f"--address={self.address}", f"--node-ip-address=127.0.0.{number}", f"--num-gpus={gpus}"]
+        ports = ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
+        labels = ["--labels", f"machine={number}"]
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *options, *ports, *labels]
+        log_path = self.temp_dir / f"machine-{number}.log"
+        with log_path.open("wb") as log:
+            started = subprocess.Popen(
+                bound(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environ,
+                start_new_session=True,
+            )
+        self.joined.append(started)
+        give_up_s = time.monotonic() + JOIN_S
+        while "Ray runtime started" not in log_path.read_text():
+            assert started.poll() is None and time.monotonic() < give_up_s, log_path.read_text()
+            time.sleep(0.1)  # another process, which tells by its log alone
+        return f"127.0.0.{number}"
+
+    def kill_machine(self, address: str) -> None:
+        """Its raylet, at once; Ray's other processes of that machine end when they see it."""
+        (raylet,) = [
+            process
+            for process in processes.of_run(self.run_id, self.temp_dir)
+            if process.name() == "raylet" and f"--node_ip_address={address}" in process.cmdline()
+        ]
+        raylet.kill()
 
 
 class HeadWithGpus(RayHead):
@@ -33,12 +71,12 @@ class HeadWithGpus(RayHead):
         self._gpus = gpus
 
     def _command(self) -> list[str]:
-        return [*super()._command(), f"--num-gpus={self._gpus}", "--include-dashboard=false"]
+        return [*super()._command(), f"--num-gpus={self._gpus}", "--include-dashboard=false", "--labels", "machine=2"]
 
 
 @contextmanager
-def two_machines(run_id: str, gpus: tuple[int, int], root: Path) -> Iterator[RayCluster]:
-    """`gpus` of the head and of the second machine; `root` goes first on every process's import path."""
+def machines(run_id: str, gpus: tuple[int, ...], root: Path) -> Iterator[RayCluster]:
+    """`gpus` of each, the head first; `root` goes first on every process's import path."""
     with tempfile.TemporaryDirectory(prefix="pr-", dir="/tmp") as folder:  # short, as Unix sockets lie in it
         temp_dir = Path(folder)
         (temp_dir / "t").mkdir()
@@ -48,24 +86,15 @@ def two_machines(run_id: str, gpus: tuple[int, int], root: Path) -> Iterator[Ray
         )
         environ["PYTHONPATH"] = str(root)
         head = HeadWithGpus(gpus[0], temp_dir, environ)
-        second = None
+        joined: list[subprocess.Popen[bytes]] = []
         try:
-            address = head.start()
-            second = _join(address, gpus[1], temp_dir, environ)
-            yield RayCluster(address, environ)
+            running = RayCluster(head.start(), environ, run_id, temp_dir, joined)
+            for of_one in gpus[1:]:
+                running.add_machine(of_one)
+            yield running
         finally:
             head.stop()
             left = processes.end_run(run_id, temp_dir)
-            if second is not None:
-                second.wait(STOP_S)
+            for machine in joined:
+                machine.wait(STOP_S)
             assert not left, f"Ray processes that do not end: {left}"
-
-
-def _join(address: str, gpus: int, temp_dir: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    options = [f"--address={address}", f"--node-ip-address={SECOND_MACHINE}", f"--num-gpus={gpus}"]
-    ports = ["--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"]
-    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *options, *ports]
-    with (temp_dir / "second.log").open("wb") as log:
-        return subprocess.Popen(
-            bound(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
-        )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cluster import processes
-from tests.fakes.ray_cluster import RayCluster, two_machines
+from tests.fakes.ray_cluster import RayCluster, machines
 from tests.fakes.running_cluster import ROOT, CommandLine, RunningCluster, Traces, end, start
 from tests.fakes.storm import MODEL
 from tests.fakes.valkey_server import ValkeyServer
@@ -40,7 +40,7 @@ def test_decode_nodes_alone_behind_serves_own_proxy(pronghorn: CommandLine) -> N
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[RayCluster]:
-    with two_machines("joined", gpus=(1, 1), root=ROOT) as running:
+    with machines("joined", gpus=(1, 1), root=ROOT) as running:
         yield running
 
 
@@ -58,7 +58,7 @@ def of_serve(run_id: str) -> list[list[str]]:
     return [line for line in lines if any("Serve" in word or "Proxy" in word for word in line)]
 
 
-def test_a_ray_cluster_of_two_machines_is_joined_and_left_as_it_was(
+def test_a_ray_cluster_of_machines_is_joined_and_left_as_it_was(
     pronghorn: CommandLine, ray: RayCluster, redis_url: str
 ) -> None:
     token = {name: value for name, value in ray.environ.items() if name.startswith("RAY_AUTH")}
