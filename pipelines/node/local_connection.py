@@ -77,21 +77,32 @@ class LocalConnection:
         self._descriptors: deque[int] = deque()
         self._news = asyncio.Event()
         self._reading = False
+        self._sending: asyncio.Timeout | None = None
+        """What ends the message that is being sent."""
         self.ended = False
         self._go_on()
 
     async def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """`descriptors` stay the caller's. Raises NodeLost where the connection has ended."""
+        """`descriptors` stay the caller's. One message at a time. Raises NodeLost where the connection has ended, or
+        ends meanwhile."""
         if self.ended:
             raise NodeLost("the local connection has ended")
         data = memoryview(_LENGTH.pack(len(message)) + message)
         try:
             if descriptors:  # with the first bytes, which a waiting socket always takes
                 data = data[socket.send_fds(self._socket, [data], list(descriptors)) :]
-            await self._loop.sock_sendall(self._socket, data)
-        except OSError as error:
+            await self._send_all(data)
+        except OSError as error:  # a TimeoutError is one too
             self._end()
             raise NodeLost(f"the local connection broke: {error}") from error
+
+    async def _send_all(self, data: memoryview) -> None:
+        """Raises OSError, also where the connection is closed meanwhile."""
+        try:
+            async with asyncio.timeout(None) as self._sending:
+                await self._loop.sock_sendall(self._socket, data)
+        finally:
+            self._sending = None
 
     async def receive(self) -> bytes:
         """The next message. Raises NodeLost where the connection has ended, and nothing is left to be taken."""
@@ -110,8 +121,14 @@ class LocalConnection:
 
     def close(self) -> None:
         """Idempotent; the other side hears of it."""
+        if self.ended:
+            return
         self.ended = True
         self._pause()
+        if self._sending is not None:
+            # The loop must not wait for a number that the next socket gets, nor the sender for ever.
+            self._loop.remove_writer(self._socket)
+            self._sending.reschedule(self._loop.time())
         self._socket.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
