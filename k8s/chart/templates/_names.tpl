@@ -55,6 +55,8 @@ applications:
       {{- $gpus := int ((get $.Values $pool).gpus | default 0) }}
       - name: {{ $deployment }}
         max_replicas_per_node: 1
+        # There is a pod for each replica and none to spare: an old one goes before a new one comes.
+        max_surge_percent: 0
         graceful_shutdown_timeout_s: {{ include "pronghorn.serveShutdownSeconds" $ }}
         ray_actor_options:
           num_cpus: 0

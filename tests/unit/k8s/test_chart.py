@@ -203,6 +203,7 @@ def test_every_pool_has_its_workers_and_the_head_none(values: dict[str, Any]) ->
     selected = {each["name"]: each["ray_actor_options"]["label_selector"] for each in deployed["deployments"]}
     assert selected["orchestrator"] == {"pronghorn.io/pool": "gateway"}
     assert {selected[role]["pronghorn.io/pool"] for role in ("prefill", "decode")} == {"prefill", "decode"}
+    assert {(each["max_replicas_per_node"], each["max_surge_percent"]) for each in deployed["deployments"]} == {(1, 0)}
 
 
 def test_gpus_are_asked_for_where_they_are_used() -> None:
