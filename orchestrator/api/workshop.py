@@ -30,8 +30,7 @@ class Workshop:
         """Raises Overloaded where too many wait, DeadlineExceeded for a wait beyond any request's time, and what
         `make` raises."""
         compiles = _COMPILED.search(raw) is not None
-        # A name may be written with escapes: such a body is not trusted to have nothing to compile.
-        if len(raw) <= self._settings.offload_bytes and not compiles and b"\\u" not in raw:
+        if len(raw) <= self._settings.offload_bytes and not compiles:
             return make(raw, arrival)
         if self._waiting >= self._settings.max_preparing:
             raise Overloaded(
