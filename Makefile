@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := $(VENV)/.clients-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -30,10 +31,18 @@ down: $(STAMP) ## end a cluster that was started with --detach, or what is left 
 	@$(BIN)/pronghorn down $(ARGS)
 
 test: $(STAMP) ## the default suite, with one real cluster
-	$(BIN)/python -m pytest --ignore=tests/more $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/more --ignore=tests/clients $(ARGS)
 
-test-more: $(STAMP) ## the longer tests
-	$(BIN)/python -m pytest tests/more -m "not chaos" $(ARGS)
+test-more: $(STAMP) $(CLIENTS) ## the longer tests, and a cluster driven by clients that nobody here wrote
+	$(BIN)/python -m pytest tests/clients tests/more -m "not chaos" $(ARGS)
+
+$(CLIENTS): $(STAMP) tests/clients/llamaindex.txt
+	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/python -m uv pip install -p $(BIN)/python -c constraints.txt -e '.[test,clients]' \
+		|| $(BIN)/python -m pip install -c constraints.txt -e '.[test,clients]'
+	test -x $(VENV)/llamaindex/bin/python || $(BIN)/python -m venv $(VENV)/llamaindex
+	$(BIN)/python -m uv pip install -p $(VENV)/llamaindex/bin/python -r tests/clients/llamaindex.txt \
+		|| $(VENV)/llamaindex/bin/python -m pip install -r tests/clients/llamaindex.txt
+	@touch $@
 
 chaos: $(STAMP) ## every fault at every moment, which takes its time
 	$(BIN)/python -m pytest tests/more -m chaos $(ARGS)

@@ -39,7 +39,7 @@ def refusals(*statuses: int) -> Responses:
 
 def answers(body: type[BaseModel]) -> Responses:
     """For the `responses` of a route that generates text."""
-    stream = {"text/event-stream": {"schema": {"type": "string", "description": "With `stream`: chunks as events."}}}
+    stream = {"text/event-stream": {"schema": {"description": "With `stream`: chunks as events."}}}
     return {200: {"model": body, "content": stream}} | refusals(*_REFUSALS)
 
 

@@ -52,6 +52,7 @@ class StrictBody(BaseModel):
 class StreamOptions(StrictBody):
     include_usage: bool | None = None
     include_obfuscation: NoEffect = None
+    continuous_usage_stats: Annotated[Any, Field(description="Accepted; usage comes once, at the end.")] = None
 
 
 class GenerationBody(StrictBody):

@@ -228,3 +228,9 @@ async def test_the_deadline_ends_a_stream_with_an_error_event() -> None:
     *_, last = events_of((await served.chat(timeout=0.2, stream=True)).text)
     assert last["error"]["code"] == "deadline_exceeded"
     assert served.generator.all_closed
+
+
+async def test_usage_comes_once_where_a_load_client_asks_for_it_with_every_chunk() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = events_of((await Served(spoken("hi")).chat(stream=True, stream_options=options)).text)
+    assert [event["usage"] is not None for event in events[:-1]].count(True) == 1

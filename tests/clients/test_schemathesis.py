@@ -1,0 +1,66 @@
+"""Whatever is made after the served OpenAPI page, or to miss it, is answered as the page says, and without a fault.
+
+In process and over a scripted generator: what the nodes make of a request is other tests' concern.
+"""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from tests.fakes.api_client import Served
+
+CASES_WITH_BODY = 190
+CASES_WITHOUT = 10
+"""Each of both modes: 2,000 and more in all."""
+
+load_all_checks()
+CHECKED = CHECKS.get_by_names(
+    ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+)
+served = Served(max_length=100_000).app
+
+
+async def ever_alive(scope: Any, receive: Any, send: Any) -> None:
+    """The application; each case would otherwise start and end it."""
+    if scope["type"] != "lifespan":
+        await served(scope, receive, send)
+        return
+    for moment in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{moment}.complete"})
+
+
+api = schemathesis.openapi.from_asgi("/openapi.json", ever_alive)
+OPERATIONS = [found.ok() for found in api.get_all_operations()]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.conformance(61)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_no_case_made_of_the_page_is_a_fault_of_the_server(operation: Any, mode: GenerationMode) -> None:
+    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.path_parameters):
+        return
+
+    @settings(
+        max_examples=CASES_WITH_BODY if operation.body else CASES_WITHOUT,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        case.call_and_validate(checks=CHECKED)
+
+    check()
+
+
+def test_the_cases_are_two_thousand() -> None:
+    with_body = sum(bool(operation.body) for operation in OPERATIONS)
+    assert with_body * 2 * CASES_WITH_BODY + (len(OPERATIONS) - with_body) * CASES_WITHOUT >= 2000
