@@ -7,6 +7,7 @@ but that a source can be read; `Settings.config` checks the whole, and names the
 
 import re
 import tomllib
+import typing
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,6 +184,8 @@ def _read(place: Place, value: Any) -> Any:
 def _type_at(place: Place) -> Any:
     kind: Any = ClusterConfig
     for part in place:
+        if typing.get_origin(kind) is dict:
+            return typing.get_args(kind)[1]
         inner = struct_of(kind)
         fields = msgspec.structs.fields(inner) if inner is not None else ()
         kind = next((field.type for field in fields if field.name == part), None)

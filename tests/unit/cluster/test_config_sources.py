@@ -74,6 +74,8 @@ def test_settings_by_name_of_several_sources_come_together(file: str) -> None:
 def test_any_setting_can_be_a_variable_or_an_option() -> None:
     place, value = written("service.placement.decode.labels.pronghorn.io/pool=decode")
     assert (place, value.value) == (("service", "placement", "decode", "labels", "pronghorn.io/pool"), "decode")
+    assert written("service.placement.decode.labels.machine=2")[1].value == "2"
+    assert written("service.placement.decode.resources.fast=2")[1].value == 2
     assert variable(("service", "kv_memory_bytes")) == "PRONGHORN_SERVICE__KV_MEMORY_BYTES"
     environ = {
         "PRONGHORN_NAME": "7",  # a name of digits stays a name
