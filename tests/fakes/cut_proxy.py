@@ -84,6 +84,7 @@ class CutProxy:
         self._connections: dict[Connection, None] = {}
         self._relays: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._stopped = False
         self.ways = {UP: Way(), DOWN: Way()}
 
     @property
@@ -130,6 +131,7 @@ class CutProxy:
         self.address = "{}:{}".format(*self._server.sockets[0].getsockname()[:2])
 
     async def stop(self) -> None:
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         self.reset()
@@ -138,9 +140,13 @@ class CutProxy:
         await asyncio.gather(*self._relays, return_exceptions=True)
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopped:  # it was accepted in the server's last moment
+            writer.transport.abort()
+            return
         relay = asyncio.get_running_loop().create_task(self._relay(reader, writer))
         self._relays.add(relay)
         relay.add_done_callback(self._relays.discard)
+        relay.add_done_callback(lambda _: writer.close())  # one that is cancelled before its first step closes nothing
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

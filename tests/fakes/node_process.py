@@ -66,10 +66,10 @@ class NodeProcess:
         self.process.send_signal(signal.SIGCONT)
 
     async def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()  # of a dead one, too: asyncio complains of a pipe that outlives its loop
         if self.process.returncode is None:
             self.resume()
-            assert self.process.stdin is not None
-            self.process.stdin.close()
             try:
                 async with asyncio.timeout(STOP_S):
                     await self.process.wait()
