@@ -164,11 +164,11 @@ class CutProxy:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._connections[connection]
+            for end in (writer, far_writer):  # before anything is waited for: the wait may be cancelled
+                end.close()
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            for end in (writer, far_writer):
-                end.close()
 
     async def _pump(
         self, connection: Connection, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
