@@ -15,7 +15,14 @@ from tests.integration.orchestrator.test_real_nodes import NEW_TOKENS, answer, c
 
 IN_FLIGHT = 500
 NEXT = 100
-ROOM: dict[str, Any] = {"num_blocks": 4096, "max_waiting": 1024, "max_batch_size": 32, "max_batch_input_tokens": 512}
+ROOM: dict[str, Any] = {
+    "num_blocks": 4096,
+    "max_waiting": 1024,
+    "max_batch_size": 32,
+    "max_batch_input_tokens": 512,
+    # All of it is one process here: on a busy machine a crowd of hand-overs is silent for longer than half a second.
+    "hand_over_stall_s": 10.0,
+}
 
 
 async def rate(rig: Rig, replica: Replica, requests: int, start: int) -> float:
@@ -33,9 +40,9 @@ async def test_when_nine_of_ten_prefills_are_cancelled_at_once_the_next_requests
         before = await rate(rig, replica, NEXT, start=0)
         tokens = [prompt(3, start=300 + i) for i in range(IN_FLIGHT)]
         requests = [asyncio.ensure_future(answer(replica, job(rig, each))) for each in tokens]
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             while sum(node.in_flight for node in decode) < IN_FLIGHT // 2:  # noqa: ASYNC110  (nobody announces it)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)  # a loop that never rests would keep the engines' threads from their work
         staying = requests[::10]
         for request in requests:
             if request not in staying:

@@ -24,11 +24,18 @@ NEW_TOKENS = 6
 
 @asynccontextmanager
 async def cluster(
-    decode_nodes: int = 1, prefill_nodes: int = 1, max_in_flight: int = 256, **engine: Any
+    decode_nodes: int = 1,
+    prefill_nodes: int = 1,
+    max_in_flight: int = 256,
+    hand_over_stall_s: float = 0.5,
+    **engine: Any,
 ) -> AsyncIterator[tuple[Rig, Replica, list[DecodeNode]]]:
     async with new_rig() as rig:
         prefill = [(await rig.prefill(f"prefill-{i}", **engine))[0] for i in range(prefill_nodes)]
-        decode = [(await rig.decode(f"decode-{i}", **engine))[0] for i in range(decode_nodes)]
+        decode = [
+            (await rig.decode(f"decode-{i}", stall_timeout_s=hand_over_stall_s, **engine))[0]
+            for i in range(decode_nodes)
+        ]
         nodes: list[Node] = [*prefill, *decode]
         for node in nodes:
             await node.shell.check_health()  # a node registers with its first healthy check
