@@ -39,7 +39,7 @@ ROWS: tuple[Row, ...] = (
     Row("B", ("production-stack#749",), "a node in a black hole holds up nobody else's requests"),
     Row("B", ("vllm#49238",), "a node that is killed and restarted again and again serves each time"),
     Row("B", ("sglang#12779", "sglang#13657"), "the death of all prefill nodes leaves decode serving"),
-    Row("B", ("sglang#35189",), "no process dies under steady load", NOT_YET),
+    Row("B", ("sglang#35189",), "no process dies under steady load"),
     Row("B", ("dynamo#11068",), "the loss of the store makes no zombie, and whoever is cut off lets go"),
     Row("C", ("vllm#46289",), "requests that are aborted on both sides at any moment leak no block"),
     Row("C", ("vllm#29906",), "deadlines around the end of a prefill keep no block"),

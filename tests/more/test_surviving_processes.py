@@ -27,6 +27,7 @@ from tests.integration.nodes.rig import MODEL, orchestrator_identity, prompt
 STREAMS = 16
 NEW_TOKENS = 40
 PATIENCE_S = 30.0
+ROUNDS = 40
 ENGINE = {"model_path": "canary:?step_s=0.005", "num_blocks": 512, "max_batch_size": 16, "max_waiting": 64}
 ROLES = {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"}
 
@@ -125,6 +126,19 @@ async def undo(cluster: Processes, name: str, fault: str) -> None:
         node.resume()
         proxy.heal()
     await cluster.at_rest({name} if fault == "killed" else set())
+
+
+@pytest.mark.field("sglang#35189")
+async def test_under_steady_load_no_process_dies_and_no_token_is_wrong() -> None:
+    """sglang#35189: a node crashed nine times in two days under nothing but steady load."""
+    async with processes() as cluster:
+        for round_ in range(ROUNDS):
+            await cluster.streams(1 + round_ % 6)
+        assert [node.process.returncode for node, _ in cluster.nodes.values()] == [None] * len(ROLES)
+        reports = cluster.replica.nodes()
+        assert {report.incarnation for report in reports} == {n.record.incarnation for n, _ in cluster.nodes.values()}
+        assert sum(report.counters.get("engine_died", 0) for report in reports) == 0
+        await cluster.at_rest(set())
 
 
 @pytest.mark.field("dynamo#13095", "vllm#38027")

@@ -81,6 +81,7 @@ def rig(pronghorn: CommandLine) -> Iterator[Rig]:
         started = start(pronghorn, NAME, f"--advertise-host={ADVERTISED}", *options)
         try:
             yield Rig(started, nodes)
+            started.assert_ledger_clean()
         finally:
             end(started)
 
