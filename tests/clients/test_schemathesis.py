@@ -3,6 +3,7 @@
 In process and over a scripted generator: what the nodes make of a request is other tests' concern.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
+from orchestrator.ports import GenerationJob
 from tests.fakes.api_client import Served
+from tests.fakes.scripted_generator import Step, Tokens, spoken
 
 CASES_WITH_BODY = 200
 CASES_WITHOUT = 10
@@ -21,7 +24,15 @@ load_all_checks()
 CHECKED = CHECKS.get_by_names(
     ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 )
-served = Served(max_length=100_000).app
+
+
+def every_choice(job: GenerationJob) -> list[Step]:
+    """Each says the same, one after another."""
+    said = [step for step in spoken("hello") if isinstance(step, Tokens)]
+    return [replace(step, choice=choice) for choice in range(job.context.num_choices) for step in said]
+
+
+served = Served(every_choice, max_length=100_000).app
 
 
 async def ever_alive(scope: Any, receive: Any, send: Any) -> None:
