@@ -52,6 +52,7 @@ from pipelines.types.status import GenerationStatus
 from pronghorn.errors import (
     DeadlineExceeded,
     EngineDied,
+    InsufficientBlocks,
     NodeLost,
     NodeRefused,
     Overloaded,
@@ -209,7 +210,9 @@ class Lifecycle:
         return _D, [Dispatch(self.fence, event.decode, event.prefill, event.only_these, deaths)]
 
     def _unroutable(self, event: Unroutable) -> tuple[RequestState, list[Effect]]:
-        if event.reconnecting or (self._delivered and isinstance(event.error, Unavailable)):
+        # A node that was lost may come back; one that is too small for a stream does not grow.
+        outgrown = isinstance(self._last_failure, InsufficientBlocks)
+        if event.reconnecting or (self._delivered and isinstance(event.error, Unavailable) and not outgrown):
             self._last_failure = self._last_failure or event.error
             return _W, [Wait()]
         # After a failed attempt, what that node said tells the client more than "nobody else is there".

@@ -205,6 +205,12 @@ def test_after_the_first_token_it_goes_on_elsewhere_however_often(failure: Event
     assert lifecycle.state is RequestState.STREAMING
 
 
+def test_a_stream_that_has_outgrown_the_only_pool_waits_for_nobody() -> None:
+    error = InsufficientBlocks("12 blocks, the whole pool has 11")
+    _, effects = after(*STREAMING, AttemptFailed(fence(1, A), error), Unroutable(Unavailable("nobody")))
+    assert effects == [Fail(error), ReleaseSlot()]
+
+
 def test_where_nobody_can_go_on_with_it_it_waits_and_tries_each_node_that_is_heard_of() -> None:
     lifecycle, effects = after(*STREAMING, NodeGone(A, "cut"), Unroutable(Unavailable("nobody")))
     assert effects == [Wait()]
