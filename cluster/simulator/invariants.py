@@ -36,7 +36,7 @@ HARMLESS = {
     *(FaultKind.TAMPER, FaultKind.REDIS_AWAY, FaultKind.REDIS_FLUSHED, FaultKind.DROP_CACHES, FaultKind.JOIN),
 }
 DEADLY = {
-    *(FaultKind.KILL, FaultKind.KILL_ENGINE, FaultKind.PAUSE, FaultKind.PAUSE_ENGINE),
+    *(FaultKind.KILL, FaultKind.KILL_ENGINE, FaultKind.PAUSE, FaultKind.PAUSE_SHELL, FaultKind.PAUSE_ENGINE),
     *(FaultKind.BREAK, FaultKind.CUT, FaultKind.CUT_BOTH),
 }
 """What may be taken for the death of a node: a connection that breaks looks the same until the node is heard of."""
