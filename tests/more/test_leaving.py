@@ -96,6 +96,7 @@ def test_streams_that_outlast_the_grace_go_on_from_another_node(cluster: Running
     assert_nothing_was_lost(cluster, load, undisturbed)
 
 
+@pytest.mark.chaos
 def test_a_drained_node_that_is_not_replaced_makes_its_pool_smaller_and_scaling_brings_it_back(
     cluster: RunningCluster, undisturbed: Texts
 ) -> None:
@@ -136,7 +137,14 @@ def test_every_process_is_replaced_by_a_redeployment(cluster: RunningCluster, un
 
 
 @pytest.mark.field("dynamo#13559")
-@pytest.mark.parametrize("role", ["decode", "prefill", "orchestrator"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        "decode",
+        pytest.param("prefill", marks=pytest.mark.chaos),
+        pytest.param("orchestrator", marks=pytest.mark.chaos),
+    ],
+)
 def test_a_process_that_gets_sigterm_lets_what_it_runs_end_and_is_replaced(
     cluster: RunningCluster, undisturbed: Texts, role: str
 ) -> None:
@@ -153,6 +161,7 @@ def test_a_process_that_gets_sigterm_lets_what_it_runs_end_and_is_replaced(
     assert_nothing_was_lost(cluster, load, undisturbed)
 
 
+@pytest.mark.chaos
 def test_an_engine_that_is_told_to_end_is_noticed_and_its_node_replaced(cluster: RunningCluster) -> None:
     wait_for_pools(cluster, 1, 2)
     [pid] = cluster.replica_pids("prefill")

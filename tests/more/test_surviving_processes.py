@@ -115,8 +115,12 @@ FAULTS: dict[str, Fault] = {
     "in a black hole": lambda _, proxy: proxy.drop(),
     "reset": lambda _, proxy: proxy.reset(),
 }
-faults = pytest.mark.parametrize("name", FAULTS)
 chaos = pytest.mark.chaos
+ALIKE = ("in a black hole", "reset")
+"""To a stream these are like being cut off and killed."""
+faults = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=chaos) if name in ALIKE else name for name in FAULTS]
+)
 
 
 async def undo(cluster: Processes, name: str, fault: str) -> None:

@@ -139,7 +139,14 @@ def test_prefill_fails_before_anything_was_asked_of_it(
     assert streams.run() == undisturbed[LONG_PROMPT_TOKENS]
 
 
-@faults
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Rig.kill, id="killed"),
+        pytest.param(Rig.stop, id="stopped", marks=pytest.mark.chaos),
+        pytest.param(Rig.cut, id="cut off", marks=pytest.mark.chaos),
+    ],
+)
 @pytest.mark.parametrize(
     "way, after_bytes",
     [
