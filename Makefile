@@ -34,7 +34,8 @@ test: $(STAMP) ## the default suite, with one real cluster
 	$(BIN)/python -m pytest --ignore=tests/more --ignore=tests/clients $(ARGS)
 
 test-more: $(STAMP) $(CLIENTS) ## the longer tests, and a cluster driven by clients that nobody here wrote
-	$(BIN)/python -m pytest tests/clients tests/more -m "not chaos" $(ARGS)
+	$(BIN)/python -m pytest tests/clients/test_schemathesis.py $(ARGS)
+	$(BIN)/python -m pytest tests/clients tests/more -m "not chaos" --ignore=tests/clients/test_schemathesis.py $(ARGS)
 
 $(CLIENTS): $(STAMP) tests/clients/llamaindex.txt
 	UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/python -m uv pip install -p $(BIN)/python -c constraints.txt -e '.[test,clients]' \

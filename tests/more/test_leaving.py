@@ -13,7 +13,7 @@ from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start
 from tests.fakes.steady_load import PROMPTS, SteadyLoad, steady_load
 from tests.fakes.tiny_model_folder import write_tiny_model
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.chaos]
 
 MODEL = "tiny"
 REPLACED_S = 180.0

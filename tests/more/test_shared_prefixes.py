@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start
 from tests.fakes.storm import MODEL
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.chaos]
 
 SHARED_TOKENS, TAIL_TOKENS, REQUESTS = 1024, 8, 16
 BLOCK_TOKENS = 16

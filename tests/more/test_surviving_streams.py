@@ -19,7 +19,7 @@ from tests.fakes.proxied_nodes import ADVERTISED, ProxiedNodes, proxied_nodes
 from tests.fakes.recorded_streams import STREAMS, RecordedStreams
 from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.chaos]
 
 NAME = "survive"
 REPLACED_S = 120.0
