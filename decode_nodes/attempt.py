@@ -26,7 +26,18 @@ from pipelines.types.handover import FirstToken
 from pipelines.types.sampled_token import SampledToken
 from pipelines.types.status import GenerationStatus
 from pronghorn.deadline import Deadline
-from pronghorn.errors import EngineDied, ErrorRecord, NoPrefill, PoisonRequest, PronghornError, TransferFailed
+from pronghorn.errors import (
+    Cancelled,
+    ClientError,
+    DeadlineExceeded,
+    EngineDied,
+    ErrorRecord,
+    NoPrefill,
+    Overloaded,
+    PoisonRequest,
+    PronghornError,
+    TransferFailed,
+)
 
 
 class AttemptState(enum.Enum):
@@ -216,7 +227,7 @@ class Attempt:
         if self._next_target < len(self._targets):
             return [self._start_pull()]
         if self._only_these:
-            return self._give_up(error)
+            return self._give_up(_of_its_prefill(error))
         return self._prefill_here(error, local_room_tokens)
 
     def _prefill_here(self, error: PronghornError, room_tokens: int) -> list[Effect]:
@@ -260,3 +271,10 @@ class Attempt:
     def _move(self, state: AttemptState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.fence}: {self.state} -> {state}"
         self.state = state
+
+
+def _of_its_prefill(error: PronghornError) -> PronghornError:
+    """As the attempt's last word: said of this node it would count as its own death, and against its breaker."""
+    if isinstance(error, ClientError | Overloaded | DeadlineExceeded | Cancelled):
+        return error
+    return NoPrefill(f"the only prefill node that may serve it failed: {error.message}", code=error.code)

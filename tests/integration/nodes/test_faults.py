@@ -143,7 +143,7 @@ async def test_a_prefill_node_that_falls_silent_is_left_within_the_bound(rig: Ri
     decode, _ = await rig.decode(stall_timeout_s=0.2)
     orchestrator = await rig.orchestrator(decode)
     silent = await rig.in_front_of(prefill, before(kind, hangs))
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(15.0):
         assert await answer(orchestrator, silent.target) == EXPECTED
     assert decode.counters.value("pull_failed", "stalled") == 1
     await at_rest(prefill, decode)
@@ -151,7 +151,7 @@ async def test_a_prefill_node_that_falls_silent_is_left_within_the_bound(rig: Ri
 
 async def test_a_prefill_engine_that_is_busy_is_waited_for(rig: Rig) -> None:
     prefill, engine = await rig.prefill()
-    decode, _ = await rig.decode(stall_timeout_s=0.2)
+    decode, _ = await rig.decode(stall_timeout_s=0.5)
     orchestrator = await rig.orchestrator(decode)
     engine.pipeline.gate.clear()
     fence = await orchestrator.submit(TOKENS, NEW_TOKENS, target(prefill))
@@ -193,7 +193,7 @@ async def test_only_these_ends_in_one_typed_error(rig: Rig) -> None:
     dying = await rig.in_front_of(prefill, before(FirstToken, breaks))
     fence = await orchestrator.submit(TOKENS, NEW_TOKENS, dying.target, only_these=True)
     failure = await orchestrator.failure(fence)
-    assert failure.error.kind == "NodeLost"
+    assert failure.error.kind == "NoPrefill" and failure.error.code == "node_lost"
     await at_rest(prefill, decode)
 
 
@@ -204,7 +204,7 @@ async def test_another_life_of_the_prefill_node_refuses_by_name(rig: Rig) -> Non
     stale = target(prefill, incarnation=Incarnation("0" * 32))
     fence = await orchestrator.submit(TOKENS, NEW_TOKENS, stale, only_these=True)
     failure = await orchestrator.failure(fence)
-    assert failure.error.kind == "HandshakeRefused" and "incarnation" in failure.error.message
+    assert failure.error.code == "handshake_refused" and "incarnation" in failure.error.message
     assert prefill.counters.value("hand_over_refused", "incarnation") == 1
     await at_rest(prefill, decode)
 

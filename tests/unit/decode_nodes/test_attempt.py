@@ -23,7 +23,15 @@ from pipelines.types.status import GenerationStatus
 from pipelines.types.text_context import TextContext
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.deadline import Deadline
-from pronghorn.errors import Cancelled, DeadlineExceeded, EngineDied, NodeLost, TransferFailed
+from pronghorn.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineDied,
+    NodeLost,
+    Overloaded,
+    PronghornError,
+    TransferFailed,
+)
 from pronghorn.ids import Fence, Incarnation, NodeName, RequestID
 
 BLOCK_TOKENS = 4
@@ -131,10 +139,19 @@ def test_prefill_here_keeps_the_delivered_first_token() -> None:
     assert attempt.on_pull_end(TransferFailed("bad", code="wrong_digest"), ROOM) == [Tell(PrefillHere(FENCE, 42))]
 
 
-def test_only_these_ends_in_the_last_targets_error() -> None:
+@pytest.mark.parametrize("error", [LOST, EngineDied("killed"), TransferFailed("bad", code="wrong_digest")])
+def test_only_these_ends_in_the_last_targets_error_which_is_not_this_nodes_own(error: PronghornError) -> None:
     attempt = pulling(P1, only_these=True)
-    assert attempt.on_pull_end(LOST, ROOM) == [Tell(Release(FENCE)), SayFailure(LOST.record())]
+    release, said = attempt.on_pull_end(error, ROOM)
+    assert release == Tell(Release(FENCE)) and isinstance(said, SayFailure)
+    assert said.error.kind == "NoPrefill" and said.error.code == error.code and error.message in said.error.message
     assert attempt.state is AttemptState.ENDED
+
+
+def test_only_these_being_full_is_told_as_load() -> None:
+    full = Overloaded("full", retry_after_s=2.0)
+    *_, said = pulling(P1, only_these=True).on_pull_end(full, ROOM)
+    assert said == SayFailure(full.record())
 
 
 @pytest.mark.field("vllm#55470")
