@@ -27,7 +27,7 @@ HASHES = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
 ONE, TWO = NodeName("decode-1"), NodeName("decode-2")
 OLD, NEW, OTHER = (Incarnation(letter * 32) for letter in "abc")
 ROOM = 10
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

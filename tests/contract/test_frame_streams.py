@@ -28,7 +28,7 @@ from pronghorn.wire import FETCH_METHOD
 from tests.fakes.certificates import Authority
 
 NUM_BLOCKS, BLOCK_BYTES = 96, 64 << 10
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Holder:

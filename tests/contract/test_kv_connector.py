@@ -62,7 +62,7 @@ async def made(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 async def written(connector: KVConnector) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while connector.poll():  # noqa: ASYNC110  # what it is for
             await asyncio.sleep(0.005)
 

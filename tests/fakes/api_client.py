@@ -106,4 +106,4 @@ class Connection:
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     async def next(self) -> dict[str, Any]:
-        return await asyncio.wait_for(self.sent.get(), 5)
+        return await asyncio.wait_for(self.sent.get(), 60)

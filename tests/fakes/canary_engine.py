@@ -40,7 +40,7 @@ def canary_config(**changes: object) -> EngineConfig:
         "max_batch_input_tokens": 16,
         "max_waiting": 32,
         "report_period_s": 0.05,
-        "stall_timeout_s": 5.0,
+        "stall_timeout_s": 60.0,
     }
     return EngineConfig(**(fields | changes))  # type: ignore[arg-type]  # the caller's names are the fields'
 

@@ -32,7 +32,7 @@ async def served_on_loopback(app: Any) -> AsyncIterator[int]:
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        await asyncio.wait_for(server.ready.wait(), 10)
+        await asyncio.wait_for(server.ready.wait(), 60)
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True

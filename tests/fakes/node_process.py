@@ -83,7 +83,7 @@ async def node_process(
     role: Literal["prefill", "decode"],
     name: str,
     *,
-    stall_timeout_s: float = 0.5,
+    stall_timeout_s: float = 30.0,
     shared_memory: bool = False,
     **engine: Any,
 ) -> AsyncIterator[NodeProcess]:

@@ -65,7 +65,7 @@ class Cluster:
     async def leave(self, name: str) -> None:
         await self.registry.deregister(NodeName(name), self.nodes[name].record.incarnation)
 
-    async def until(self, what: Callable[[], bool], within_s: float = 5.0) -> None:
+    async def until(self, what: Callable[[], bool], within_s: float = 60.0) -> None:
         """Let the tasks run until `what` holds: for effects that nobody announces."""
         async with asyncio.timeout(within_s):
             while not what():  # noqa: ASYNC110  (there is no event to wait for)

@@ -4,6 +4,7 @@ Whatever a test asks of a `Rig` is ended with it; `at_rest` is how a test sees t
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -68,7 +69,7 @@ from tests.fakes.canary_pipeline import VOCAB_SIZE, CanaryPipeline
 
 BLOCK_TOKENS = 4
 MODEL = "canary"
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Bound on everything that a test waits for; nothing comes near it unless the test fails."""
 
 UNREADY_AFTER_S = 0.4
@@ -79,6 +80,21 @@ Frames = Callable[[bytes], AsyncGenerator[bytes, None]]
 
 def prompt(blocks: int, more_tokens: int = 1, start: int = 0) -> list[int]:
     return [(start + 7 * i) % VOCAB_SIZE for i in range(blocks * BLOCK_TOKENS + more_tokens)]
+
+
+class ClosingGate(threading.Event):
+    """Lets so many steps through, and holds the engine in the next one until it is set."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.set()
+        self._steps_left = steps
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._steps_left == 0:
+            self.clear()
+        self._steps_left -= 1
+        return super().wait(timeout)
 
 
 class CanaryEngine:
@@ -104,6 +120,14 @@ class CanaryEngine:
     def pipeline(self) -> CanaryPipeline:
         (pipeline,) = self.pipelines
         return pipeline
+
+    def hold_after(self, steps: int) -> None:
+        """Let so many more steps of the sole replica through: what it generates cannot end before it is looked at."""
+        self.pipeline.gate = ClosingGate(steps)
+
+    def close_gates(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.gate.clear()
 
     def open_gates(self) -> None:
         for pipeline in self.pipelines:
@@ -256,7 +280,7 @@ class Rig:
             port=port,
             shared_memory=self.shared_memory,
             tls=self.tls,
-            drain_timeout_s=2.0,
+            drain_timeout_s=30.0,
             stop_grace_s=1.0,
             unready_after_s=UNREADY_AFTER_S,
         )
@@ -271,7 +295,7 @@ class Rig:
         return node, canary
 
     async def decode(
-        self, name: str = "decode-1", *, seed: bytes = SEED, stall_timeout_s: float = 0.5, **engine: Any
+        self, name: str = "decode-1", *, seed: bytes = SEED, stall_timeout_s: float = 30.0, **engine: Any
     ) -> tuple[DecodeNode, CanaryEngine]:
         canary = CanaryEngine(self.node_config(**engine).engine, DecodeScheduler)
         self.engines[name] = canary
@@ -305,7 +329,7 @@ class Rig:
         engine: EnginePort,
         name: str = "decode-1",
         seed: bytes = SEED,
-        stall_timeout_s: float = 0.5,
+        stall_timeout_s: float = 30.0,
         **changes: Any,
     ) -> DecodeNode:
         config = DecodeNodeConfig(node=self.node_config(**changes), stall_timeout_s=stall_timeout_s)

@@ -120,7 +120,7 @@ async def test_when_its_blocks_are_there_and_the_engine_has_not_taken_it_in(rig:
     kept = await other.submit(prompt(1, start=9), 3)
     await holds(decode, 2)
     goes_on.set()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while decode.counters.value("pull_committed") == 0:  # noqa: ASYNC110  (nobody announces it)
             await asyncio.sleep(0.001)
     await go(orchestrator, fence)
@@ -184,11 +184,11 @@ async def test_prefill_keeps_nothing_of_what_decode_has_taken_over(rig: Rig) -> 
 @pytest.mark.field("vllm#38027")
 async def test_a_decode_node_that_takes_its_blocks_slowly_loses_none_of_them(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
-    decode, engine = await rig.decode(stall_timeout_s=0.2)
+    decode, engine = await rig.decode(stall_timeout_s=1.0)
     orchestrator = await rig.orchestrator(decode)
 
     async def late() -> None:
-        await asyncio.sleep(0.12)  # within the bound each time, and five times the bound together
+        await asyncio.sleep(0.2)  # well within the bound each time, and beyond it together
 
     front = await rig.in_front_of(prefill, before(transfer.BlocksFrame, late))
     fence = await orchestrator.submit(prompt(20), 4, front.target)
@@ -202,19 +202,19 @@ async def test_a_decode_node_that_takes_its_blocks_slowly_loses_none_of_them(rig
 @goings
 async def test_while_it_is_decoded(rig: Rig, go: Going) -> None:
     prefill, _ = await rig.prefill()
-    decode, engine = await rig.decode(model_path="canary:?step_s=0.01")
+    decode, engine = await rig.decode(model_path="canary:?step_s=0.05")
     orchestrator = await rig.orchestrator(decode)
-    fence = await orchestrator.submit(TOKENS, 60, target(prefill))
+    fence = await orchestrator.submit(TOKENS, 200, target(prefill))
     await orchestrator.until(lambda: len(orchestrator.tokens(fence)) >= 3)
     await go(orchestrator, fence)
     await at_rest(prefill, decode)
-    assert ended_early(decode) == 1 and engine.pipeline.computed_tokens < 60
+    assert ended_early(decode) == 1 and engine.pipeline.computed_tokens < 200
     said = orchestrator.tokens(fence)
-    assert said == continuation(TOKENS, 60)[: len(said)] and len(said) < 60
+    assert said == continuation(TOKENS, 200)[: len(said)] and len(said) < 200
 
 
 async def test_one_orchestrator_that_dies_leaves_the_others_alone(rig: Rig) -> None:
-    decode, _ = await rig.decode()
+    decode, _ = await rig.decode(model_path="canary:?step_s=0.02")
     dying, living = await rig.orchestrator(decode), await rig.orchestrator(decode)
     lost = await dying.submit(TOKENS, 400)
     kept = await living.submit(prompt(3, start=9), 40)
@@ -243,7 +243,7 @@ async def test_a_deadline_ends_an_attempt_whatever_holds_it_up(rig: Rig, with_pr
     decode_engine.pipeline.gate.clear()
     targets = [target(prefill)] if with_prefill else []
     fence = await orchestrator.submit(TOKENS, NEW_TOKENS, *targets, budget_s=0.5)
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(15.0):
         failure = await orchestrator.failure(fence)
     assert failure.error.kind == "DeadlineExceeded"
     prefill_engine.pipeline.gate.set()

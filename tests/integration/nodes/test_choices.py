@@ -66,11 +66,13 @@ async def test_a_choice_that_ends_with_its_first_token_leaves_the_others_alone(r
 
 async def test_an_abort_frees_every_choice(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
-    decode, _ = await rig.decode()
+    decode, engine = await rig.decode()
+    engine.hold_after(4)
     orchestrator = await rig.orchestrator(decode)
-    fence = await submit(orchestrator, 4, 200, target(prefill))
+    fence = await submit(orchestrator, 4, 40, target(prefill))
     await orchestrator.until(lambda: len(orchestrator.deltas.get(fence, [])) > 8)
     await orchestrator.abort(fence)
+    engine.open_gates()
     await lets_go(decode)
     await at_rest(prefill, decode)
 

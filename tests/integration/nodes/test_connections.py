@@ -14,7 +14,7 @@ from tests.integration.nodes.test_streams import Sender
 
 
 async def test_streams_are_shared_out_among_a_few_connections_and_reuse_them() -> None:
-    async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+    async with asyncio.timeout(60.0), AsyncExitStack() as stack:
         server = grpc_server()
         server.add_generic_rpc_handlers([stream_handler(FETCH_METHOD, Sender().frames)])
         port = server.add_insecure_port("127.0.0.1:0")

@@ -34,7 +34,8 @@ async def stopped(node: Node) -> None:
 
 
 async def test_running_streams_finish_new_ones_are_refused_and_then_the_process_goes(rig: Rig) -> None:
-    decode, _ = await rig.decode(model_path="canary:?step_s=0.01")
+    decode, engine = await rig.decode()
+    engine.hold_after(3)
     gone = asyncio.Event()
     decode.shell.when_dismissed = gone.set
     orchestrator = await rig.orchestrator(decode)
@@ -47,6 +48,7 @@ async def test_running_streams_finish_new_ones_are_refused_and_then_the_process_
     late = await orchestrator.submit(TOKENS, 4)
     refusal = (await orchestrator.failure(late)).error
     assert (refusal.kind, refusal.code) == ("NodeRefused", "draining")
+    engine.open_gates()
     assert await orchestrator.result(fence) == continuation(TOKENS, 40)
     async with asyncio.timeout(PATIENCE_S):
         await gone.wait()

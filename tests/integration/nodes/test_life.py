@@ -6,14 +6,14 @@ import pytest
 
 from pronghorn.errors import ConfigurationError, Unavailable
 from tests.fakes.canary_pipeline import continuation
-from tests.integration.nodes.rig import Node, Rig, at_rest, holds, prompt, target
+from tests.integration.nodes.rig import PATIENCE_S, Node, Rig, at_rest, holds, prompt, target
 
 TOKENS = prompt(4)
 
 
 async def registered(rig: Rig, *nodes: Node) -> None:
     names = {node.shell.name for node in nodes}
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         async for _ in rig.registry.changes():
             if {record.name for record in await rig.registry.list()} == names:
                 return
@@ -33,19 +33,21 @@ async def test_a_node_is_registered_by_its_first_healthy_check_and_stays_so(rig:
 
 
 async def test_a_draining_decode_node_finishes_what_it_has_and_refuses_more(rig: Rig) -> None:
-    decode, _ = await rig.decode(model_path="canary:?step_s=0.01")
+    decode, engine = await rig.decode()
+    engine.hold_after(3)
     await decode.shell.check_health()
     await registered(rig, decode)
     orchestrator = await rig.orchestrator(decode)
     fence = await orchestrator.submit(TOKENS, 40)
     await orchestrator.until(lambda: bool(orchestrator.tokens(fence)))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(decode.drain(10.0))
+        tasks.create_task(decode.drain(PATIENCE_S))
         await orchestrator.until(lambda: orchestrator.beats[-1].draining)
         assert await rig.registry.list() == []
         late = await orchestrator.submit(TOKENS, 4)
         failure = await orchestrator.failure(late)
         assert (failure.error.kind, failure.error.code) == ("NodeRefused", "draining")
+        engine.open_gates()
         assert await orchestrator.result(fence) == continuation(TOKENS, 40)
     assert decode.in_flight == 0
     with pytest.raises(Unavailable, match="stopped"):

@@ -20,7 +20,7 @@ from pronghorn.wire import FETCH_METHOD
 
 pytestmark = pytest.mark.skipif(not local_connection.SUPPORTED, reason="shared memory between nodes is Linux's")
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Served:

@@ -55,7 +55,7 @@ async def test_every_route_answers(rig: Rig) -> None:
 
 async def test_the_ledger_names_what_a_request_holds_and_nothing_once_it_has_ended(rig: Rig) -> None:
     prefill, _ = await rig.prefill()
-    decode, engine = await rig.decode()
+    decode, _ = await rig.decode(model_path="canary:?step_s=0.05")
     port, prefill_port = await port_of(decode), await port_of(prefill)
     orchestrator = await rig.orchestrator(decode)
     fence = await orchestrator.submit(prompt(5), 200, target(prefill))
@@ -104,9 +104,9 @@ async def test_a_wedged_engine_makes_the_node_unready_and_leaves_it_alive(rig: R
     port = await port_of(node)
     orchestrator = await rig.orchestrator(node)
     await port.until_ready(200)
+    engine.hold_after(3)
     fence = await orchestrator.submit(prompt(3), 50)
     await orchestrator.until(lambda: bool(orchestrator.tokens(fence)))
-    engine.pipeline.gate.clear()
     await orchestrator.abort(fence)
     assert "said nothing" in await port.until_ready(503)
     assert (await port.get("/health")).status_code == 200
@@ -187,13 +187,15 @@ async def test_a_pool_full_of_dead_requests_empties_by_timer(rig: Rig) -> None:
 async def test_what_was_handed_over_is_let_go_of_at_once_though_the_request_runs_on(rig: Rig) -> None:
     """vllm#58188: a finished push was never reported, and prefill held its blocks until the lease."""
     prefill, _ = await rig.prefill()
-    decode, _ = await rig.decode()
+    decode, engine = await rig.decode()
+    engine.hold_after(3)
     orchestrator = await rig.orchestrator(decode)
-    fence = await orchestrator.submit(prompt(5), 400, target(prefill))
+    fence = await orchestrator.submit(prompt(5), 40, target(prefill))
     await orchestrator.until(lambda: len(orchestrator.tokens(fence)) > 1)
     await at_rest(prefill)
     assert not orchestrator.is_done(fence)
     await orchestrator.abort(fence)
+    engine.open_gates()
     await at_rest(decode)
 
 

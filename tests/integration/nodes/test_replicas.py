@@ -26,7 +26,10 @@ async def test_prefill_and_decode_nodes_may_have_any_number_of_replicas(
     prefill, prefill_engine = await rig.prefill(data_parallel=prefill_replicas)
     decode, decode_engine = await rig.decode(data_parallel=decode_replicas)
     orchestrator = await rig.orchestrator(decode)
+    prefill_engine.close_gates()  # so that all are there before the first has ended
     fences = [await orchestrator.submit(tokens, 8, target(prefill)) for tokens in PROMPTS]
+    await holds(decode, len(PROMPTS))
+    prefill_engine.open_gates()
     await assert_exact(orchestrator, fences, PROMPTS, 8)
     assert decode.counters.value("pull_committed") == len(PROMPTS)
     for engine in (prefill_engine, decode_engine):
@@ -50,7 +53,10 @@ async def test_prefill_and_decode_nodes_may_have_any_number_of_replicas(
 async def test_an_aggregated_node_gives_the_same_tokens_under_every_policy(rig: Rig, policy: dict[str, Any]) -> None:
     decode, engine = await rig.decode(data_parallel=2, **policy)
     orchestrator = await rig.orchestrator(decode)
+    engine.close_gates()  # so that all are there before the first has ended
     fences = [await orchestrator.submit(tokens, 12) for tokens in PROMPTS]
+    await holds(decode, len(PROMPTS))
+    engine.open_gates()
     await assert_exact(orchestrator, fences, PROMPTS, 12)
     assert all(pipeline.computed_tokens for pipeline in engine.pipelines)
     await at_rest(decode)

@@ -24,7 +24,7 @@ def tiers_of(kind: str, folder: Path) -> dict[str, Any]:
 
 
 async def kept(node: Node, blocks: int) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while node.counters.value("blocks_offloaded") < blocks:  # noqa: ASYNC110  # a count, which no event tells
             await asyncio.sleep(0.005)
 
@@ -45,7 +45,7 @@ async def test_a_prefix_that_was_evicted_is_restored_and_not_computed(rig: Rig, 
     assert engine.pipeline.computed_tokens - before < len(SHARED)
     assert (orchestrator.deltas[fence][0].num_cached_tokens or 0) > 0
     await at_rest(node)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while node.shell.exchange.held():  # noqa: ASYNC110  # what is being copied is held, and held blocks stay
             await asyncio.sleep(0.005)
     node.shell.drop_prefix_cache()

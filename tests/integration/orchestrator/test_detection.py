@@ -61,7 +61,7 @@ class Watched:
         return [view.unusable for view in self.replica.views()] == [None]
 
     async def until(self, what: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             while not what():  # noqa: ASYNC110  (there is no event to wait for)
                 await asyncio.sleep(0.005)
 

@@ -37,7 +37,7 @@ async def test_a_request_that_is_cancelled_after_any_number_of_turns_leaves_noth
             request = asyncio.ensure_future(answer(replica, job(rig, tokens)))
             await turns(count)
             request.cancel()
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(60.0):
                 await asyncio.wait([request])
             if not request.cancelled():
                 whole += 1
@@ -63,7 +63,7 @@ async def test_a_client_that_disconnects_after_any_number_of_turns_leaves_nothin
             connection = Connection(app, "/v1/completions", body)
             await turns(count)
             connection.disconnect()
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(60.0):
                 await connection.call
             assert replica.in_flight() == 0
             replica.dispatcher.check()

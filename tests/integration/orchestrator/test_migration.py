@@ -209,6 +209,6 @@ def _job(rig: Rig, tokens: list[int], key: str | None = None) -> GenerationJob:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not condition():  # noqa: ASYNC110  (nobody announces it)
             await asyncio.sleep(0.005)

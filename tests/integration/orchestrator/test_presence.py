@@ -27,7 +27,7 @@ async def present(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
     presence = Presence(cluster.replica, identity, cluster.registry, LEASE_S)
     await presence.start("127.0.0.1")
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while not (rows := await cluster.registry.orchestrators.list()):  # noqa: ASYNC110  # told by no event
                 await asyncio.sleep(0.001)
         [row] = rows

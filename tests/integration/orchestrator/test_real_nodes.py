@@ -27,7 +27,7 @@ async def cluster(
     decode_nodes: int = 1,
     prefill_nodes: int = 1,
     max_in_flight: int = 256,
-    hand_over_stall_s: float = 0.5,
+    hand_over_stall_s: float = 30.0,
     **engine: Any,
 ) -> AsyncIterator[tuple[Rig, Replica, list[DecodeNode]]]:
     async with new_rig() as rig:
@@ -58,7 +58,7 @@ async def cluster(
 
 
 async def until_usable(replica: Replica, count: int) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while sum(node.unusable is None for node in replica.views()) != count:  # noqa: ASYNC110  (nobody announces it)
             await asyncio.sleep(0.01)
 
@@ -142,7 +142,7 @@ async def test_nobody_hears_of_a_node_that_an_operator_drains(role: str) -> None
             while not gone.is_set():
                 assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
 
-        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
             for _ in range(8):
                 tasks.create_task(crowd())
             tasks.create_task(dismiss_amid(leaving))
@@ -161,7 +161,7 @@ async def test_what_a_node_hands_back_when_its_time_is_up_goes_on_elsewhere(role
         gone = asyncio.Event()
         leaving.shell.when_dismissed = gone.set
         pipeline.gate.clear()  # what it has does not end by itself
-        async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(answer(replica, job(rig, tokens))) for _ in range(8)]
             await holds(leaving)
             leaving.shell.dismiss(0.1)

@@ -19,7 +19,7 @@ DECODE_NODES = 3
 
 
 async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not what():  # noqa: ASYNC110  (nobody announces it)
             await asyncio.sleep(0.01)
 

@@ -78,7 +78,7 @@ async def one_node(wire: bool = False) -> AsyncIterator[tuple[Replica, GrpcNode,
         identity = await identify("orchestrator-1", settings, registry)
         replica = await start_replica(identity, settings, registry)
         try:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(60.0):
                 while not replica.ready()[0]:  # noqa: ASYNC110  (readiness is not announced)
                     await asyncio.sleep(0.005)
             yield replica, node, cut
@@ -156,7 +156,7 @@ async def test_a_node_that_dies_mid_stream_and_has_no_heir_is_one_typed_error() 
             node.say(Outputs([Delta(submit.fence, [5])]))
 
         tasks.create_task(first_token_then_death())
-        async with asyncio.timeout(10.0), replica.generate(job()) as outputs:
+        async with asyncio.timeout(60.0), replica.generate(job()) as outputs:
             assert (await anext(outputs)).tokens == [5]
             await node.kill()
             with pytest.raises(NodeLost):
@@ -178,7 +178,7 @@ async def test_a_wire_that_falls_silent_is_noticed_by_keepalive() -> None:
             await anext(outputs)
             wire.cut()
             with pytest.raises(NodeLost):
-                async with asyncio.timeout(8.0):  # keepalive's period and timeout are 2 s together
+                async with asyncio.timeout(30.0):  # keepalive's period and timeout are 2 s together
                     await anext(outputs)
         assert not replica.ready()[0]
 
@@ -186,6 +186,6 @@ async def test_a_wire_that_falls_silent_is_noticed_by_keepalive() -> None:
 async def test_a_node_that_says_it_is_unhealthy_is_not_used() -> None:
     async with one_node() as (replica, node, _):
         node.say(Heartbeat(report(node.record, healthy=False)))
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while replica.ready()[0]:  # noqa: ASYNC110  (as above)
                 await asyncio.sleep(0.005)

@@ -53,7 +53,7 @@ class MoodyRegistry(MemoryRegistry):
         await super().deregister(name, incarnation)
 
     async def until_asked(self, times: int) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             while self.asked < times:
                 self.changed.clear()
                 await self.changed.wait()

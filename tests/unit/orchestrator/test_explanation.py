@@ -32,7 +32,7 @@ async def test_a_record_tells_the_choice_the_attempts_and_what_came_of_them(capl
         assert record is not None and record.outcome == "running" and record.retries == 1
         nodes[1].produce(fence, 1, cached=2)
         nodes[1].produce(fence, 2, status=GenerationStatus.END_OF_SEQUENCE)
-        await asyncio.wait_for(task, 5.0)
+        await asyncio.wait_for(task, 60)
         record = cluster.replica.explain(str(request_id))
         assert record is not None
         assert [attempt.considered[0].decode for attempt in record.attempts] == [node.record.name for node in nodes]
