@@ -45,8 +45,9 @@ $(CLIENTS): $(STAMP) tests/clients/llamaindex.txt
 		|| $(VENV)/llamaindex/bin/python -m pip install -r tests/clients/llamaindex.txt
 	@touch $@
 
-chaos: $(STAMP) ## every fault at every moment, which takes its time
-	$(BIN)/python -m pytest tests/more -m chaos $(ARGS)
+chaos: $(STAMP) ## every fault at every moment, which takes its time (ARGS="--seed 7")
+	$(BIN)/pronghorn chaos run --all $(ARGS)
+	$(BIN)/python -m pytest tests/more -m chaos
 
 check: $(STAMP) ## ruff, ruff format and mypy
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from cluster import config
+from cluster.chaos.cut_proxy import DOWN, CutProxy, cut_proxy
 from cluster.model import find
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
@@ -39,7 +40,6 @@ from pronghorn.deadline import Deadline
 from pronghorn.errors import PronghornError
 from pronghorn.ids import RequestID, new_incarnation
 from tests.fakes.canary_engine import SEED
-from tests.fakes.cut_proxy import DOWN, CutProxy, cut_proxy
 from tests.fakes.node_process import NodeProcess, node_process
 
 MODEL = "bench"

@@ -17,6 +17,7 @@ from cluster import drain as leaving
 from cluster import status as state_of_cluster
 from cluster import verify_ledger as audit
 from cluster.announce import Announcement, Terminal
+from cluster.chaos.commands import chaos_app
 from cluster.config import DEFAULT_CLUSTER_NAME
 from cluster.config_sources import variable
 from cluster.driver import Change
@@ -37,6 +38,7 @@ verify_app = typer.Typer(
 app.add_typer(model_app, name="model")
 app.add_typer(verify_app, name="verify")
 app.add_typer(host_commands.config_app, name="config")
+app.add_typer(chaos_app, name="chaos")
 
 out = Console(width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True)

@@ -61,7 +61,11 @@ async def find(redis_url: str, key_prefix: str, wanted: str, *, alone: bool) -> 
 
 
 async def drain(
-    node: NodeRecord, grace_s: float | None, limit_s: float, announce: Announce, tls: TlsFiles | None = None
+    node: NodeRecord | NodeReport,
+    grace_s: float | None,
+    limit_s: float,
+    announce: Announce,
+    tls: TlsFiles | None = None,
 ) -> None:
     """Returns once the node's server is gone. Raises ConfigurationError where it refuses, or is there still after
     `limit_s`, or never was."""

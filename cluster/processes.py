@@ -26,14 +26,15 @@ def of_run(run_id: str, temp_dir: Path | None) -> list[psutil.Process]:
         try:
             if process.pid == own_pid or process.uids().real != own_uid or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if _belongs(process, run_id, temp_dir):
+            if belongs(process, run_id, temp_dir):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 
 
-def _belongs(process: psutil.Process, run_id: str, temp_dir: Path | None) -> bool:
+def belongs(process: psutil.Process, run_id: str, temp_dir: Path | None) -> bool:
+    """Raises psutil.NoSuchProcess where it has ended."""
     try:
         environ = process.environ()
     except (psutil.AccessDenied, OSError):

@@ -45,7 +45,7 @@ def verify(folder: RunFolder, wait_s: float) -> Report:
     if run is None or state is None or state.redis_url is None:
         raise ConfigurationError(f"no cluster {folder.name!r} is ready on this machine")
     registry = RedisRegistry(state.redis_url, run.config.service.key_prefix)
-    return asyncio.run(audit(registry, partial(_replicas, run), wait_s))
+    return asyncio.run(audit(registry, partial(replicas_of, run), wait_s))
 
 
 async def audit(registry: NodeRegistry, replicas: Callable[[], dict[int, str]], wait_s: float) -> Report:
@@ -100,7 +100,7 @@ async def _ask(row: NodeRecord | OrchestratorRecord, client: httpx.AsyncClient) 
     return replace(unasked, ledger=ledger, problem="")
 
 
-def _replicas(run: Run) -> dict[int, str]:
+def replicas_of(run: Run) -> dict[int, str]:
     """Of this run, on this machine. One that is being started has no row yet; it is left over until it has."""
     found = {}
     for process in processes.of_run(run.run_id, Path(run.temp_dir)):

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ROOMS = tuple(MAY_IMPORT)
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "redis": ("kvcache/redis_*.py",),
+    "redis": ("kvcache/redis_*.py", "cluster/chaos/local_site.py"),
     "torch": (
         "kvcache/storage.py",
         "pipelines/models/*",

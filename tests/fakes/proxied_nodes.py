@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from cluster.chaos.cut_proxy import CutProxy
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRecord
 from pronghorn.errors import Unavailable
-from tests.fakes.cut_proxy import CutProxy
 from tests.fakes.running_cluster import CommandLine
 
 ADVERTISED = "127.0.0.9"

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
+from cluster.chaos.cut_proxy import DOWN, UP, CutProxy, cut_proxy
 from kvcache.memory_registry import MemoryRegistry
 from orchestrator.node_client import GrpcConnector
 from orchestrator.nodes import NodeView
@@ -19,7 +20,6 @@ from pronghorn.deadline import Deadline
 from pronghorn.ids import NodeName
 from tests.fakes.canary_engine import SEED, canary_context
 from tests.fakes.canary_pipeline import continuation
-from tests.fakes.cut_proxy import DOWN, UP, CutProxy, cut_proxy
 from tests.fakes.node_process import NodeProcess, node_process
 from tests.fakes.orchestrator_cluster import config
 from tests.integration.nodes.rig import MODEL, orchestrator_identity, prompt

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.chaos.cut_proxy import DOWN, UP
 from kvcache.registry import NodeRecord
-from tests.fakes.cut_proxy import DOWN, UP
 from tests.fakes.proxied_nodes import ADVERTISED, ProxiedNodes, proxied_nodes
 from tests.fakes.recorded_streams import STREAMS, RecordedStreams
 from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start

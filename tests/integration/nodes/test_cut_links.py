@@ -10,10 +10,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from cluster.chaos.cut_proxy import DOWN, UP, CutProxy, cut_proxy
 from kvcache import transfer
 from pipelines.types.handover import FirstToken, Welcome
 from tests.fakes.canary_pipeline import continuation
-from tests.fakes.cut_proxy import DOWN, UP, CutProxy, cut_proxy
 from tests.integration.nodes.rig import Rig, at_rest, holds, lets_go, prompt, target
 from tests.integration.nodes.test_faults import before
 

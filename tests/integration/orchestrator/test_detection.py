@@ -13,13 +13,13 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 import msgspec
 import pytest
 
+from cluster.chaos.cut_proxy import DOWN, CutProxy, cut_proxy
 from kvcache.memory_registry import MemoryRegistry
 from orchestrator.node_client import GrpcConnector
 from orchestrator.replica import Replica
 from pipelines.types.frames import Heartbeat
 from pronghorn.clock import SystemClock
 from tests.fakes.canary_engine import SEED
-from tests.fakes.cut_proxy import DOWN, CutProxy, cut_proxy
 from tests.fakes.node_process import NodeProcess, node_process
 from tests.fakes.orchestrator_cluster import config
 from tests.integration.nodes.rig import MODEL, orchestrator_identity

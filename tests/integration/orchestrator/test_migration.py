@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from cluster.chaos.cut_proxy import CutProxy, cut_proxy
 from orchestrator.node_client import GrpcConnector
 from orchestrator.ports import GenerationJob
 from orchestrator.replica import Replica
@@ -19,7 +20,6 @@ from pronghorn.deadline import Deadline
 from pronghorn.errors import PoisonRequest, RequestInProgress
 from tests.fakes.canary_engine import canary_context
 from tests.fakes.canary_pipeline import VOCAB_SIZE, continuation
-from tests.fakes.cut_proxy import CutProxy, cut_proxy
 from tests.fakes.node_process import NodeProcess, node_process
 from tests.fakes.orchestrator_cluster import config
 from tests.integration.nodes.rig import MODEL, Rig, at_rest, new_rig, orchestrator_identity, prompt

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.fakes.cut_proxy import DOWN, UP, CutProxy, cut_proxy
+from cluster.chaos.cut_proxy import DOWN, UP, CutProxy, cut_proxy
 
 Pair = tuple[CutProxy, asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that a test puts before a node, and in which it cuts, holds, corrupts or delays what passes.
+"""A TCP proxy that stands before a node, and in which what passes is cut, held, corrupted, delayed or slowed.
 
 `up` is from those who dial to the node, `down` is back. Faults act on connections that exist and on those that come.
 
@@ -8,7 +8,10 @@
 - `reset`: every connection there is ends with an RST.
 - `corrupt`: the byte at an offset from now on is flipped, once, on each way asked for.
 - `delay`: each piece passes so much later.
+- `slow`: no more than so many bytes a second pass on each connection.
 - `after`: something is done at the moment when so many bytes have passed, before the next one does.
+
+Each way counts the bytes that a fault has touched, which is the proof that it was one.
 """
 
 import asyncio
@@ -18,9 +21,12 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from pronghorn.tasks import Owner
+
 UP, DOWN = "up", "down"
 BOTH = (UP, DOWN)
 READ_BYTES = 65_536
+STOP_GRACE_S = 10.0
 ABORTIVE_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -32,9 +38,13 @@ class Way:
         self.passing.set()
         self.dropping = False
         self.delay_s = 0.0
+        self.bytes_per_s: float | None = None
         self.corrupt_in: int | None = None
         """Bytes until the one that is flipped; None: none is."""
         self.dropped_bytes = 0
+        self.held_bytes = 0
+        self.slowed_bytes = 0
+        self.flipped = 0
         self._waits: list[tuple[int, Callable[[], None]]] = []
 
     def after(self, count: int, what: Callable[[], None]) -> None:
@@ -57,6 +67,7 @@ class Way:
             self.corrupt_in -= len(data)
             return data
         at, self.corrupt_in = self.corrupt_in, None
+        self.flipped += 1
         return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
@@ -82,7 +93,7 @@ class CutProxy:
     def __init__(self, target_host: str, target_port: int) -> None:
         self._target = (target_host, target_port)
         self._connections: dict[Connection, None] = {}
-        self._relays: set[asyncio.Task[None]] = set()
+        self._relays = Owner(f"proxy of {target_host}:{target_port}")
         self._server: asyncio.Server | None = None
         self._stopped = False
         self.ways = {UP: Way(), DOWN: Way()}
@@ -103,6 +114,10 @@ class CutProxy:
         for way in ways or BOTH:
             self.ways[way].delay_s = delay_s
 
+    def slow(self, bytes_per_s: float, *ways: str) -> None:
+        for way in ways or BOTH:
+            self.ways[way].bytes_per_s = bytes_per_s
+
     def corrupt(self, offset: int, *ways: str) -> None:
         for way in ways or BOTH:
             self.ways[way].corrupt_in = offset
@@ -117,7 +132,7 @@ class CutProxy:
 
     def heal(self) -> None:
         for way in self.ways.values():
-            way.dropping, way.delay_s, way.corrupt_in = False, 0.0, None
+            way.dropping, way.delay_s, way.bytes_per_s, way.corrupt_in = False, 0.0, None, None
             way.passing.set()
         for connection in list(self._connections):
             if connection.torn:
@@ -135,17 +150,13 @@ class CutProxy:
         if self._server is not None:
             self._server.close()
         self.reset()
-        for relay in list(self._relays):
-            relay.cancel()
-        await asyncio.gather(*self._relays, return_exceptions=True)
+        await self._relays.stop(STOP_GRACE_S)
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # it was accepted in the server's last moment
             writer.transport.abort()
             return
-        relay = asyncio.get_running_loop().create_task(self._relay(reader, writer))
-        self._relays.add(relay)
-        relay.add_done_callback(self._relays.discard)
+        relay = self._relays.start(self._relay(reader, writer), "relay")
         relay.add_done_callback(lambda _: writer.close())  # one that is cancelled before its first step closes nothing
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,11 +165,15 @@ class CutProxy:
         except OSError:
             writer.transport.abort()  # nobody listens there: whoever dialled hears it at once
             return
+        if self._stopped:  # while it was dialled
+            writer.transport.abort()
+            far_writer.transport.abort()
+            return
         connection = Connection(writer, far_writer)
         self._connections[connection] = None
         pumps = [
-            asyncio.ensure_future(self._pump(connection, self.ways[UP], reader, far_writer)),
-            asyncio.ensure_future(self._pump(connection, self.ways[DOWN], far_reader, writer)),
+            self._relays.start(self._pump(connection, self.ways[UP], reader, far_writer), UP),
+            self._relays.start(self._pump(connection, self.ways[DOWN], far_reader, writer), DOWN),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -183,13 +198,16 @@ class CutProxy:
             await way.passing.wait()  # the end of a connection travels on the link too
 
     async def _pass(self, connection: Connection, way: Way, data: bytes, writer: asyncio.StreamWriter) -> None:
-        await way.passing.wait()
+        if not way.passing.is_set():
+            way.held_bytes += len(data)
+            await way.passing.wait()
         if way.dropping:
             way.dropped_bytes += len(data)
             connection.torn = True
             return
-        if way.delay_s:
-            await asyncio.sleep(way.delay_s)
+        if wait_s := way.delay_s + (len(data) / way.bytes_per_s if way.bytes_per_s else 0.0):
+            way.slowed_bytes += len(data)
+            await asyncio.sleep(wait_s)
         writer.write(way.spoil(data))
         await writer.drain()
 

@@ -1,0 +1,155 @@
+"""`pronghorn chaos`: flags in, a table out, exit code 1 where something does not hold."""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from cluster import config, signals
+from cluster.chaos import report
+from cluster.chaos.local_site import local_site
+from cluster.chaos.own_cluster import own_cluster
+from cluster.chaos.runner import Outcome, Runner
+from cluster.chaos.scenario import Cluster, Scenario, aim_of, kind_of, read
+from cluster.chaos.site import Site
+from cluster.chaos.soak import Soak, Soaked
+from cluster.config_problems import nearest
+from pronghorn.errors import ConfigurationError
+
+chaos_app = typer.Typer(no_args_is_help=True, help="Faults on a real cluster under load, and what must hold after.")
+
+out = Console(width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True)
+
+SUFFIX = ".yaml"
+SOAKED = Cluster(prefill=2, decode=2, orchestrators=2)
+Target = Annotated[
+    str | None, typer.Option(help="URL of the cluster it is done to.", show_default="one of its own, on this machine")
+]
+Seed = Annotated[int | None, typer.Option(help="Of prompts, moments and victims.", show_default="a new one")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.", show_default="no")]
+
+
+@chaos_app.command("list")
+def list_scenarios() -> None:
+    """The scenarios that come with Pronghorn."""
+    for scenario in library():
+        faults = ", ".join(f"{kind_of(fault)} {aim_of(fault)}".strip() for fault in scenario.faults)
+        out.print(f"{scenario.name}: {scenario.about.strip()} ({faults})", markup=False, highlight=False)
+
+
+@chaos_app.command("run")
+def run(
+    scenarios: Annotated[list[str] | None, typer.Argument(help="Files, or names of `pronghorn chaos list`.")] = None,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Every scenario of the list.", show_default="no")] = False,
+    target: Target = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+    timelines: Annotated[
+        Path | None, typer.Option(help="A file that each request's timeline is added to, as a JSON line.")
+    ] = None,
+) -> None:
+    """Run scenarios, one after another, on one cluster."""
+    chosen = [*(library() if all_of_them else []), *(find(name) for name in scenarios or [])]
+    if not chosen:
+        raise ConfigurationError("say which scenario, or --all; `pronghorn chaos list` names them")
+    signals.listen(signals.interrupt)  # whatever ends it, what was started, stopped or cut is put right
+    outcomes = asyncio.run(_run(chosen, target, _seed(seed), timelines))
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode() + "\n")
+    else:
+        report.show(outcomes, out)
+    refused_all = all(outcome.refused is not None for outcome in outcomes)
+    raise typer.Exit(1 if refused_all or any(not outcome.ok for outcome in outcomes) else 0)
+
+
+@chaos_app.command("soak")
+def soak(
+    minutes: Annotated[float, typer.Option(help="How long.", min=0.5)] = 30.0,
+    every: Annotated[float, typer.Option(help="Seconds from one fault to the next.", min=1.0)] = 20.0,
+    target: Target = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Mixed load and random faults for a long time: nothing lost, wrong or left over, and memory does not grow."""
+    signals.listen(signals.interrupt)
+    soaked = asyncio.run(_soak(target, minutes, every, _seed(seed)))
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(soaked), indent=2).decode() + "\n")
+    else:
+        report.show_soaked(soaked, out)
+    raise typer.Exit(1 if soaked.failures else 0)
+
+
+async def _soak(target: str | None, minutes: float, every_s: float, seed: int) -> Soaked:
+    async with site_of(target, SOAKED) as site:
+        return await Soak(site, minutes, every_s, seed, say).run()
+
+
+async def _run(chosen: list[Scenario], target: str | None, seed: int, timelines: Path | None) -> list[Outcome]:
+    outcomes = []
+    async with site_of(target, largest(chosen)) as site:
+        runner = Runner(site, seed, say)
+        for scenario in chosen:
+            outcome = await runner.run(scenario)
+            report.show_end(outcome, err)
+            outcomes.append(outcome)
+            if timelines is not None:
+                report.write_timelines(timelines, scenario.name, runner.requests)
+    return outcomes
+
+
+@asynccontextmanager
+async def site_of(target: str | None, size: Cluster) -> AsyncIterator[Site]:
+    root = config.home(config.environment())
+    if target is None:
+        async with own_cluster(root, size, say) as own:
+            yield own
+        return
+    site = local_site(root, target) or Site(target)
+    await site.connect()
+    try:
+        yield site
+    finally:
+        await site.close()
+
+
+def library() -> list[Scenario]:
+    folder = resources.files("cluster.chaos") / "scenarios"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(SUFFIX)), key=lambda file: file.name)
+    return [read(file.read_text(), file.name.removesuffix(SUFFIX)) for file in files]
+
+
+def find(name: str) -> Scenario:
+    """A file, or a scenario of the library. Raises ConfigurationError."""
+    path = Path(name)
+    if path.is_file():
+        return read(path.read_text(), path.stem)
+    known = {scenario.name: scenario for scenario in library()}
+    if name not in known:
+        raise ConfigurationError(f"{name!r} is neither a file nor a known scenario{nearest(name, known)}")
+    return known[name]
+
+
+def largest(chosen: list[Scenario]) -> Cluster:
+    """One that all of them can run on."""
+    pools = {pool: max(getattr(s.cluster, pool) for s in chosen) for pool in Cluster.__struct_fields__}
+    return Cluster(**pools)
+
+
+def say(text: str) -> None:
+    err.print(text, markup=False, highlight=False)
+
+
+def _seed(given: int | None) -> int:
+    seed = secrets.randbelow(2**31) if given is None else given
+    say(f"seed {seed}")
+    return seed

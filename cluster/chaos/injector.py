@@ -1,0 +1,384 @@
+"""Does the faults of a scenario to a cluster, each at its moment, and proves that it did.
+
+What is stopped goes on and what is cut heals when its time is over, and whenever the injector ends before that. A
+fault that could not be done is a problem, and never passes for one that was. A victim is chosen when its fault
+strikes: the busiest of its pool, the next where several are struck.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import httpx
+import msgspec
+import psutil
+
+from cluster import drain as leaving
+from cluster.chaos.cut_proxy import BOTH, CutProxy, Way
+from cluster.chaos.load import Asking, RunningLoad
+from cluster.chaos.recorder import Verdict
+from cluster.chaos.scenario import (
+    BlackHole,
+    Cut,
+    Delay,
+    Drain,
+    Fault,
+    Flip,
+    ForgetPrefixes,
+    Garbage,
+    Kill,
+    LeaveStorm,
+    Overload,
+    RedisFlush,
+    RedisKill,
+    RedisPause,
+    Reset,
+    Slow,
+    Stop,
+    aim_node,
+    kind_of,
+)
+from cluster.chaos.site import Process, Site
+from pronghorn.errors import ConfigurationError, ServiceError, Unavailable
+from pronghorn.ids import Incarnation
+
+SEEN_S = 10.0
+"""Within which what was done must be seen to be so."""
+POLL_S = 0.01
+GRACE_BEYOND_S = 60.0
+AIM_AGAIN_S = 0.2
+AIM_S = 60.0
+"""How long a victim is waited for, where its pool has none just now."""
+
+
+class Fired(msgspec.Struct):
+    """The proof that a fault was one. Times are seconds since the load began."""
+
+    kind: str
+    victim: str
+    at_s: float
+    seen: str
+    """What was done and how that was seen."""
+    role: str = ""
+    incarnation: Incarnation | None = None
+    pid: int | None = None
+    seen_after_s: float = 0.0
+    ended_s: float | None = None
+    """When it was undone, where it lasted."""
+    noticed_s: float | None = None
+    """When the cluster first said that this life is not healthy, or did not name it any more."""
+
+    @property
+    def is_of_node(self) -> bool:
+        return self.incarnation is not None and self.role != "orchestrator"
+
+
+class Injector:
+    def __init__(self, site: Site, asking: Asking) -> None:
+        self.fired: list[Fired] = []
+        self.problems: list[str] = []
+        self.gone: set[Incarnation] = set()
+        """Lives that were ended on purpose."""
+        self._site = site
+        self._asking = asking
+        self._recorder = asking.recorder
+        self._rng = random.Random(f"{asking.seed}/faults")
+
+    async def do(self, fault: Fault) -> None:
+        """Wait for its moment, do it, and undo it when it is over."""
+        try:
+            victim = await self._moment(fault)
+            await self._strike(fault, victim)
+        except (ServiceError, ConfigurationError) as error:
+            self.problems.append(f"{kind_of(fault)} could not be done: {error.message}")
+        except (httpx.HTTPError, psutil.Error, OSError) as error:
+            self.problems.append(f"{kind_of(fault)} could not be done: {error!r}")
+
+    async def _moment(self, fault: Fault) -> Process | None:
+        """Returns at it; the victim, where its link told."""
+        at, recorder = fault.at, self._recorder
+        if at.s is not None:
+            await asyncio.sleep(max(0.0, at.s - recorder.since_s()))
+        elif (pieces := at.pieces) is not None:
+            await recorder.until(lambda: recorder.pieces >= pieces)
+        elif (ended := at.ended) is not None:
+            await recorder.until(lambda: recorder.ended >= ended)
+        elif at.link_bytes is not None:
+            pool = aim_node(fault)
+            assert pool is not None
+            [victim] = await self._victims(pool, 1)
+            passed = asyncio.Event()
+            self._site.link(victim).after(at.link_bytes, at.link_way, passed.set)
+            await passed.wait()
+            return victim
+        return None
+
+    async def _strike(self, fault: Fault, victim: Process | None) -> None:
+        match fault:
+            case Kill():
+                await self._kill(fault, victim)
+            case Stop():
+                await self._stop(fault, victim)
+            case Cut() | BlackHole() | Delay() | Slow():
+                await self._harm_link(fault, victim)
+            case Reset() | Flip():
+                await self._strike_link(fault, victim)
+            case Drain():
+                await self._drain(fault)
+            case LeaveStorm():
+                await self._leave_storm(fault)
+            case Overload():
+                await self._overload(fault)
+            case Garbage():
+                await self._garbage(fault)
+            case ForgetPrefixes():
+                if await self._site.forget_prefixes():
+                    self._proof(fault, "every node", "the cluster said that it forgot")
+                else:
+                    raise Unavailable("prefix caching is off")
+            case RedisKill():
+                await self._signal(fault, "redis", self._site.redis_pid(), signal.SIGKILL)
+            case RedisPause():
+                await self._pause(fault, "redis", self._site.redis_pid(), fault.for_s)
+            case RedisFlush():
+                self._proof(fault, "redis", f"{await self._site.flush_redis()} keys were there, and were dropped")
+
+    # --- whom ---
+
+    async def _victims(self, role: str, count: int) -> list[Process]:
+        """The busiest of the role; waits where there are not so many. Raises Unavailable where none comes."""
+        give_up_s = time.monotonic() + AIM_S
+        while True:
+            found = []
+            with suppress(Unavailable):
+                found = [p for p in await self._site.processes(role) if p.incarnation not in self.gone]
+            if len(found) >= count:
+                return found[:count]
+            if time.monotonic() > give_up_s:
+                raise Unavailable(f"there are {len(found)} of {count} {role} processes to strike")
+            await asyncio.sleep(AIM_AGAIN_S)
+
+    async def _aimed(self, fault: Kill | Stop, victim: Process | None) -> list[tuple[Process, int]]:
+        role, _, engine = fault.process.partition("-")
+        victims = [victim] if victim is not None else await self._victims(role, fault.count)
+        found = []
+        for one in victims:
+            pid = self._site.engine(one) if engine else one.pid
+            if pid is None:
+                raise Unavailable(f"{one.name} has no process on this machine")
+            found.append((one, pid))
+        return found
+
+    def _proof(self, fault: Fault, victim: Process | str, seen: str, pid: int | None = None) -> Fired:
+        fired = Fired(kind_of(fault), str(victim), self._recorder.since_s(), seen, pid=pid)
+        if isinstance(victim, Process):
+            fired.victim, fired.role, fired.incarnation = victim.name, victim.role, victim.incarnation
+        self.fired.append(fired)
+        return fired
+
+    # --- signals ---
+
+    async def _kill(self, fault: Kill, victim: Process | None) -> None:
+        aimed = await self._aimed(fault, victim)
+        for one, _ in aimed:  # an engine's node gives itself up
+            self.gone.add(one.incarnation)
+        kills = [self._signal(fault, one, pid, signal.SIGKILL) for one, pid in aimed]
+        await asyncio.gather(*kills)
+
+    async def _stop(self, fault: Stop, victim: Process | None) -> None:
+        aimed = await self._aimed(fault, victim)
+        stops = [self._pause(fault, one, pid, fault.for_s) for one, pid in aimed]
+        await asyncio.gather(*stops)
+
+    async def _signal(self, fault: Fault, victim: Process | str, pid: int, number: signal.Signals) -> Fired:
+        """Sends it, and waits until the operating system says what it does."""
+        process = psutil.Process(pid)
+        process.send_signal(number)
+        sent_s = time.monotonic()
+        fired = self._proof(fault, victim, "", pid=pid)
+        wanted = psutil.STATUS_STOPPED if number is signal.SIGSTOP else psutil.STATUS_ZOMBIE
+        while (state := _state(process)) not in (wanted, "gone"):
+            if time.monotonic() - sent_s > SEEN_S:
+                raise Unavailable(f"pid {pid} is {state} {SEEN_S:g} s after {number.name}")
+            await asyncio.sleep(POLL_S)
+        fired.seen_after_s = time.monotonic() - sent_s
+        fired.seen = f"{number.name} to pid {pid}, which was {state} after {fired.seen_after_s:.3f} s"
+        return fired
+
+    async def _pause(self, fault: Fault, victim: Process | str, pid: int, for_s: float) -> None:
+        fired: Fired | None = None
+        try:
+            fired = await self._signal(fault, victim, pid, signal.SIGSTOP)
+            await asyncio.sleep(for_s)
+        finally:
+            with suppress(ProcessLookupError):  # it was replaced meanwhile
+                os.kill(pid, signal.SIGCONT)
+            if fired is not None:
+                fired.ended_s = self._recorder.since_s()
+
+    # --- links ---
+
+    async def _linked(self, fault: Fault, victim: Process | None) -> tuple[Process, CutProxy]:
+        pool = aim_node(fault)
+        assert pool is not None
+        one = victim or (await self._victims(pool, 1))[0]
+        return one, self._site.link(one)
+
+    async def _harm_link(self, fault: Cut | BlackHole | Delay | Slow, victim: Process | None) -> None:
+        one, proxy = await self._linked(fault, victim)
+        ways = _ways(fault.ways)
+        count = _touched(fault, proxy, ways)
+        before = count()
+        match fault:
+            case Cut():
+                proxy.hold(*ways)
+            case BlackHole():
+                proxy.drop(*ways)
+            case Delay():
+                proxy.delay(fault.by_s, *ways)
+            case Slow():
+                proxy.slow(fault.bytes_per_s, *ways)
+        fired = self._proof(fault, one, "")
+        try:
+            await asyncio.sleep(fault.for_s)
+        finally:
+            proxy.heal()
+            fired.ended_s = self._recorder.since_s()
+            fired.seen = f"{count() - before} bytes of {proxy.address} were met by it, way {fault.ways}"
+        if count() == before:
+            self.fired.remove(fired)
+            raise Unavailable(f"nothing passed on the link of {one.name} meanwhile")
+
+    async def _strike_link(self, fault: Reset | Flip, victim: Process | None) -> None:
+        one, proxy = await self._linked(fault, victim)
+        if isinstance(fault, Reset):
+            there = proxy.connections
+            if there == 0:
+                raise Unavailable(f"nobody was connected to {one.name}")
+            proxy.reset()
+            self._proof(fault, one, f"{there} connections to {proxy.address} ended with RST")
+            return
+        way = proxy.ways[fault.ways]
+        before = way.flipped
+        proxy.corrupt(fault.offset, fault.ways)
+        give_up_s = time.monotonic() + AIM_S
+        while way.flipped == before:
+            if time.monotonic() > give_up_s:
+                proxy.heal()
+                raise Unavailable(f"{fault.offset} bytes did not pass on the link of {one.name} within {AIM_S:g} s")
+            await asyncio.sleep(POLL_S)
+        self._proof(
+            fault, one.name, f"the byte {fault.offset} bytes on was flipped on {proxy.address}, way {fault.ways}"
+        )
+
+    # --- whatever any client or operator can do ---
+
+    async def _drain(self, fault: Drain) -> None:
+        [one] = await self._victims(fault.node, 1)
+        status = await self._site.status()
+        report = next((node for node in status.nodes if node.incarnation == one.incarnation), None)
+        if report is None:
+            raise Unavailable(f"{one.name} has gone by itself")
+        self.gone.add(one.incarnation)
+        began_s = time.monotonic()
+        fired = self._proof(fault, one, "")
+        await leaving.drain(report, fault.grace_s, fault.grace_s + GRACE_BEYOND_S, lambda _: None)
+        fired.seen_after_s = time.monotonic() - began_s
+        fired.ended_s = self._recorder.since_s()
+        fired.seen = f"its server at {one.address} was gone after {fired.seen_after_s:.1f} s"
+
+    async def _leave_storm(self, fault: LeaveStorm) -> None:
+        stays_s = [self._rng.uniform(0.0, fault.within_s) for _ in range(fault.requests)]
+        fired = self._proof(fault, "any", "")
+        asked = (self._asking.ask(number, extra=True, stay_s=stay_s) for number, stay_s in enumerate(stays_s))
+        left = sum(request.verdict() is Verdict.LEFT for request in await asyncio.gather(*asked))
+        fired.ended_s = self._recorder.since_s()
+        fired.seen = f"{left} of {fault.requests} clients had gone before their end"
+        if left == 0:
+            raise Unavailable("every request ended before its client left")
+
+    async def _overload(self, fault: Overload) -> None:
+        streams = max(1, round(self._asking.load.streams * fault.times))
+        extra = RunningLoad(self._asking, streams, extra=True)
+        fired = self._proof(fault, "any", "")
+        first = len(self._recorder.requests)
+        extra.start()
+        try:
+            await asyncio.sleep(fault.for_s)
+            await extra.end()
+        finally:
+            await extra.stop()
+            fired.ended_s = self._recorder.since_s()
+        tries = [one for request in self._recorder.requests[first:] for one in request.tries]
+        refused = sum(one.status in (429, 503) for one in tries)
+        fired.seen = f"{streams} streams more; {refused} of {len(tries)} askings were told to come back later"
+
+    async def _garbage(self, fault: Garbage) -> None:
+        model = (await self._site.status()).model
+        fired = self._proof(fault, "any", "")
+        kinds: list[str] = []
+        for number in range(fault.requests):
+            name, body = wrong_body(self._rng, model, number)
+            answer = await self._site.http.post(
+                "/v1/completions", content=body, headers={"content-type": "application/json"}
+            )
+            kinds.append(name)
+            if not _refused_well(answer):
+                self.problems.append(f"garbage ({name}) was answered {answer.status_code}: {answer.text[:200]}")
+        fired.ended_s = self._recorder.since_s()
+        fired.seen = f"{len(kinds)} requests of {len(set(kinds))} kinds were sent"
+
+
+def wrong_body(rng: random.Random, model: str, number: int) -> tuple[str, bytes]:
+    """A body that no server may take, and what is wrong with it."""
+    good = {"model": model, "prompt": "one", "max_tokens": 1}
+    wrong: list[tuple[str, bytes]] = [
+        ("bytes", rng.randbytes(rng.randrange(1, 200))),
+        ("half a body", msgspec.json.encode(good)[: rng.randrange(1, 20)]),
+        ("a list", msgspec.json.encode([good])),
+        ("another model", msgspec.json.encode({**good, "model": "no-such-model"})),
+        ("a negative length", msgspec.json.encode({**good, "max_tokens": -rng.randrange(1, 1000)})),
+        ("a length of text", msgspec.json.encode({**good, "max_tokens": "many"})),
+        ("a temperature", msgspec.json.encode({**good, "temperature": 1e9})),
+        ("a prompt of numbers", msgspec.json.encode({**good, "prompt": [2**40, -1]})),
+        ("depth", b"[" * 5000),
+    ]
+    return wrong[number % len(wrong)]
+
+
+def _refused_well(answer: httpx.Response) -> bool:
+    """As the client's fault, in words."""
+    if not 400 <= answer.status_code < 500:
+        return False
+    try:
+        return bool(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _ways(ways: str) -> tuple[str, ...]:
+    return BOTH if ways == "both" else (ways,)
+
+
+def _touched(fault: Cut | BlackHole | Delay | Slow, proxy: CutProxy, ways: tuple[str, ...]) -> Callable[[], int]:
+    def of(way: Way) -> int:
+        match fault:
+            case Cut():
+                return way.held_bytes
+            case BlackHole():
+                return way.dropped_bytes
+            case _:
+                return way.slowed_bytes
+
+    return lambda: sum(of(proxy.ways[way]) for way in ways)
+
+
+def _state(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return "gone"

@@ -1,0 +1,168 @@
+"""A cluster that `pronghorn up` started on this machine: its processes, its Redis, and its links where they are ours.
+
+Only a process that belongs to the run is ever struck; the registry tells its life and its pid, the run whether it is
+ours. Links are ours where the cluster was started behind `links.py`.
+"""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import psutil
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from cluster import processes, verify_ledger
+from cluster.chaos.cut_proxy import CutProxy
+from cluster.chaos.links import Links
+from cluster.chaos.scenario import Cluster, Fault, LinkFault, RedisFlush, RedisKill, RedisPause, kind_of
+from cluster.chaos.site import Process, Site
+from cluster.run_folder import Run, RunFolder, RunState, names
+from kvcache.redis_registry import RedisRegistry
+from pronghorn.errors import Unavailable
+from pronghorn.ids import Incarnation
+
+REDIS_NAMES = ("valkey-server", "redis-server")
+REDIS_TIMEOUT_S = 5.0
+
+
+def local_site(root: Path, url: str) -> "LocalSite | None":
+    """The cluster under `root` that answers at `url`; None where none does."""
+    for name in names(root):
+        folder = RunFolder(root, name)
+        run, state = folder.run(), folder.state()
+        if run is not None and state is not None and state.url is not None and _same(state.url, url):
+            return LocalSite(run, state)
+    return None
+
+
+def _same(one: str, other: str) -> bool:
+    return one.rstrip("/").replace("localhost", "127.0.0.1") == other.rstrip("/").replace("localhost", "127.0.0.1")
+
+
+class LocalSite(Site):
+    def __init__(self, run: Run, state: RunState, links: Links | None = None) -> None:
+        assert state.url is not None and state.redis_url is not None
+        super().__init__(state.url)
+        self._run = run
+        self._redis_url = state.redis_url
+        self._links = links
+        self._registry = self._new_registry()
+
+    def _new_registry(self) -> RedisRegistry:
+        return RedisRegistry(self._redis_url, self._run.config.service.key_prefix)
+
+    async def close(self) -> None:
+        await self._registry.close()
+        await super().close()
+
+    # --- what can be done here ---
+
+    def refusal(self, fault: Fault) -> str | None:
+        if isinstance(fault, LinkFault) and self._links is None:
+            return f"{kind_of(fault)} needs links that pass through a proxy of ours: leave out --target"
+        needs_server = isinstance(fault, RedisKill | RedisPause)
+        if needs_server and self._redis_server() is None:
+            return f"{kind_of(fault)} needs a Redis that the cluster started by itself"
+        if isinstance(fault, RedisFlush) and self._redis_server() is None:
+            return "redis-flush would empty a Redis that is not the cluster's own"
+        return None
+
+    async def shortage(self, wanted: Cluster) -> str | None:
+        there = len(await self._registry.orchestrators.list())
+        if there < wanted.orchestrators:
+            return f"it needs {wanted.orchestrators} orchestrators, and the cluster has {there}"
+        return await super().shortage(wanted)
+
+    async def processes(self, role: str) -> list[Process]:
+        if role == "orchestrator":
+            rows = await self._registry.orchestrators.list()
+            return [Process(row.name, role, row.incarnation, None, self._ours(row.pid)) for row in rows]
+        pids = {row.incarnation: row.pid for row in await self._registry.list()}
+        found = [
+            Process(p.name, p.role, p.incarnation, p.address, self._ours(pids.get(p.incarnation)))
+            for p in await super().processes(role)
+        ]
+        return [process for process in found if process.pid is not None]
+
+    def engine(self, node: Process) -> int:
+        try:
+            children = psutil.Process(node.pid).children()
+        except psutil.NoSuchProcess:
+            children = []
+        for child in children:
+            if any(word.endswith("_nodes.engine") for word in processes.words_of(child)):
+                return child.pid
+        raise Unavailable(f"{node.name} has no engine now")
+
+    def _ours(self, pid: int | None) -> int | None:
+        """`pid`, where it belongs to the run."""
+        try:
+            ours = pid is not None and processes.belongs(psutil.Process(pid), self._run.run_id, self.temp_dir)
+        except psutil.Error:
+            ours = False
+        return pid if ours else None
+
+    @property
+    def temp_dir(self) -> Path:
+        return Path(self._run.temp_dir)
+
+    def of_run(self) -> list[psutil.Process]:
+        return processes.of_run(self._run.run_id, self.temp_dir)
+
+    def link(self, process: Process) -> CutProxy:
+        if self._links is None or process.address is None:
+            return super().link(process)
+        return self._links.before(process.address)
+
+    def _redis_server(self) -> psutil.Process | None:
+        return next((process for process in self.of_run() if _name(process) in REDIS_NAMES), None)
+
+    def redis_pid(self) -> int:
+        server = self._redis_server()
+        if server is None:
+            raise Unavailable("the cluster's Redis does not run now")
+        return server.pid
+
+    async def flush_redis(self) -> int:
+        redis = Redis.from_url(self._redis_url, socket_timeout=REDIS_TIMEOUT_S)
+        try:
+            keys = int(await redis.dbsize())
+            await redis.flushall()
+            return keys
+        except RedisError as error:
+            raise Unavailable(f"Redis was not flushed: {error}") from None
+        finally:
+            await redis.aclose()
+
+    # --- what must hold ---
+
+    async def lives(self) -> Counter[str]:
+        return await super().lives() + Counter(orchestrator=len(await self._registry.orchestrators.list()))
+
+    async def is_whole(self, before: Counter[str], gone: set[Incarnation]) -> bool:
+        """The registry says so too."""
+        try:
+            rows = await self._registry.list()
+            orchestrators = await self._registry.orchestrators.list()
+        except Unavailable:
+            return False
+        there = Counter(row.role for row in rows) + Counter(orchestrator=len(orchestrators))
+        lives = {row.incarnation for row in rows} | {row.incarnation for row in orchestrators}
+        if any(there[role] < before[role] for role in before) or lives & gone:
+            return False
+        return await super().is_whole(before, gone)
+
+    async def leftovers(self, wait_s: float) -> list[str]:
+        """As `pronghorn verify ledger` finds them."""
+        title_of = partial(verify_ledger.replicas_of, self._run)
+        report = await verify_ledger.audit(self._new_registry(), title_of, wait_s)
+        left = [str(leftover) for leftover in report.leftovers]
+        return left or ([] if report.at_rest else [f"not at rest after {report.looks} looks"])
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
