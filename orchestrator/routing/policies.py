@@ -5,6 +5,7 @@ role; a policy only orders them. Only
 `kv_aware` knows caches and speeds, and only it ever computes a prompt on a decode node while a prefill node could.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from operator import itemgetter
@@ -58,7 +59,7 @@ class Policy(Protocol):
         """At least one pair, the best first. `forced`: the one prefill node is to be used. `decode` is not empty."""
 
 
-class _Blind:
+class _Blind(ABC):
     """Orders each role by itself."""
 
     wants_all = True
@@ -69,8 +70,9 @@ class _Blind:
         ordered = self.order(request, prefill) if len(prefill) > 1 else prefill
         return [Pair(self.order(request, decode)[0], ordered[0] if ordered else None)]
 
+    @abstractmethod
     def order(self, request: RequestFacts, candidates: Sequence[Candidate]) -> list[Candidate]:
-        raise NotImplementedError
+        """The best first."""
 
 
 class LeastRequest(_Blind):

@@ -1,7 +1,7 @@
 """Every node of a real cluster behind a proxy of its own, in which a test cuts what it likes.
 
 The cluster is started with `--advertise-host=127.0.0.9`: its nodes listen on 127.0.0.1 and are dialled on 127.0.0.9,
-where the proxies stand, each on its node's own port. They run in a thread and follow the registry.
+where the proxies stand, on the ports of its node. They run in a thread and follow the registry.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class ProxiedNodes:
         return dict(self._records)
 
     def act(self, node: NodeRecord, what: Callable[[CutProxy], None]) -> None:
-        """Have `what` done to the proxy of that node; returns when it is done. What a proxy does may call it too."""
+        """Have `what` done to the proxy of that node's streams; returns when it is done. A proxy may call it too."""
         if threading.current_thread() is self._thread:
             what(self._proxies[node.address])
             return
@@ -91,10 +91,11 @@ class ProxiedNodes:
 
     async def _stand_before(self, records: list[NodeRecord]) -> None:
         for record in records:
-            if record.address not in self._proxies:
-                port = int(record.address.rpartition(":")[2])
-                proxy = self._proxies[record.address] = CutProxy(LISTENING, port)
-                await proxy.start(ADVERTISED, port)
+            for address in (record.address, record.operations_address):
+                if address is not None and address not in self._proxies:
+                    port = int(address.rpartition(":")[2])
+                    proxy = self._proxies[address] = CutProxy(LISTENING, port)
+                    await proxy.start(ADVERTISED, port)
         self._records = {record.name: record for record in records}
 
 

@@ -153,12 +153,19 @@ async def test_another_life_is_not_drained_in_its_predecessors_place(rig: Rig) -
 
 
 async def test_the_command_tells_what_is_held_and_returns_when_the_node_is_gone(rig: Rig) -> None:
-    decode, _ = await rig.decode(model_path="canary:?step_s=0.01")
+    decode, engine = await rig.decode()
+    engine.hold_after(3)
     orchestrator = await rig.orchestrator(decode)
     fence = await orchestrator.submit(TOKENS, 60)
     await orchestrator.until(lambda: bool(orchestrator.tokens(fence)))
     said: list[Announcement] = []
-    await operator.drain(decode.shell.record(), PATIENCE_S, 2 * PATIENCE_S, said.append)
+
+    def hear(announcement: Announcement) -> None:
+        said.append(announcement)
+        if len(said) == 2:
+            engine.open_gates()
+
+    await operator.drain(decode.shell.record(), PATIENCE_S, 2 * PATIENCE_S, hear)
     assert await orchestrator.result(fence) == continuation(TOKENS, 60)
     assert said[0].text == "draining decode-1"
     assert said[1].text.startswith("1 in flight, ")

@@ -376,18 +376,17 @@ async def test_an_error_that_no_node_could_mend_ends_a_stream(cluster: Cluster, 
     at_rest(cluster)
 
 
-async def test_a_request_waits_a_moment_for_the_only_node_whose_session_has_just_broken(
-    cluster: Cluster, client: Owner
-) -> None:
-    node = await cluster.join("decode-1", answer=lambda submit: [[5]])
-    node.refuses = NodeLost("not yet")
-    node.lose("connection reset")
-    await cluster.until(lambda: cluster.why_not("decode-1") == "not yet")
-    request = client.start(tokens_of(cluster, cluster.job()), "request")
-    await cluster.until(lambda: cluster.replica.counters().get("request_stranded") == 1)
-    node.refuses = None
-    assert await request == [5]
-    at_rest(cluster)
+async def test_a_request_waits_a_moment_for_the_only_node_whose_session_has_just_broken(client: Owner) -> None:
+    async with running(reconnect_wait_s=30.0) as cluster:
+        node = await cluster.join("decode-1", answer=lambda submit: [[5]])
+        node.refuses = NodeLost("not yet")
+        node.lose("connection reset")
+        await cluster.until(lambda: cluster.why_not("decode-1") == "not yet")
+        request = client.start(tokens_of(cluster, cluster.job()), "request")
+        await cluster.until(lambda: cluster.replica.counters().get("request_stranded") == 1)
+        node.refuses = None
+        assert await request == [5]
+        at_rest(cluster)
 
 
 # --- poison ---
