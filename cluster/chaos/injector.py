@@ -19,6 +19,7 @@ import psutil
 
 from cluster import drain as leaving
 from cluster.chaos.cut_proxy import BOTH, CutProxy, Way
+from cluster.chaos.garbage import refused_well, wrong_body
 from cluster.chaos.load import Asking, RunningLoad
 from cluster.chaos.recorder import Verdict
 from cluster.chaos.scenario import (
@@ -33,10 +34,12 @@ from cluster.chaos.scenario import (
     Kill,
     LeaveStorm,
     Overload,
+    Redeploy,
     RedisFlush,
     RedisKill,
     RedisPause,
     Reset,
+    Scale,
     Slow,
     Stop,
     aim_node,
@@ -129,6 +132,10 @@ class Injector:
                 await self._strike_link(fault, victim)
             case Drain():
                 await self._drain(fault)
+            case Redeploy():
+                await self._redeploy(fault)
+            case Scale():
+                await self._scale(fault)
             case LeaveStorm():
                 await self._leave_storm(fault)
             case Overload():
@@ -291,6 +298,30 @@ class Injector:
         fired.ended_s = self._recorder.since_s()
         fired.seen = f"its server at {one.address} was gone after {fired.seen_after_s:.1f} s"
 
+    async def _redeploy(self, fault: Redeploy) -> None:
+        before = (await self._site.status()).lives()
+        fired = self._proof(fault, "every process", "")
+        self.gone |= before
+        await self._site.command("redeploy")
+        fired.ended_s = self._recorder.since_s()
+        left = before & (await self._site.status()).lives()
+        fired.seen = (
+            f"{len(before) - len(left)} of {len(before)} nodes are new after {fired.ended_s - fired.at_s:.0f} s"
+        )
+        if left:
+            raise Unavailable(f"{len(left)} nodes are the old ones still")
+
+    async def _scale(self, fault: Scale) -> None:
+        was = (await self._site.lives())[fault.node]
+        fired = self._proof(fault, f"{fault.node} nodes", "")
+        await self._site.command("scale", f"--{fault.node}={fault.to}")
+        there = (await self._site.lives())[fault.node]
+        await self._site.command("scale", f"--{fault.node}={was}")
+        fired.ended_s = self._recorder.since_s()
+        fired.seen = f"{was} became {there} and then {(await self._site.lives())[fault.node]}"
+        if there != fault.to:
+            raise Unavailable(f"there were {there} {fault.node} nodes, and not {fault.to}")
+
     async def _leave_storm(self, fault: LeaveStorm) -> None:
         stays_s = [self._rng.uniform(0.0, fault.within_s) for _ in range(fault.requests)]
         fired = self._proof(fault, "any", "")
@@ -327,37 +358,10 @@ class Injector:
                 "/v1/completions", content=body, headers={"content-type": "application/json"}
             )
             kinds.append(name)
-            if not _refused_well(answer):
+            if not refused_well(answer):
                 self.problems.append(f"garbage ({name}) was answered {answer.status_code}: {answer.text[:200]}")
         fired.ended_s = self._recorder.since_s()
         fired.seen = f"{len(kinds)} requests of {len(set(kinds))} kinds were sent"
-
-
-def wrong_body(rng: random.Random, model: str, number: int) -> tuple[str, bytes]:
-    """A body that no server may take, and what is wrong with it."""
-    good = {"model": model, "prompt": "one", "max_tokens": 1}
-    wrong: list[tuple[str, bytes]] = [
-        ("bytes", rng.randbytes(rng.randrange(1, 200))),
-        ("half a body", msgspec.json.encode(good)[: rng.randrange(1, 20)]),
-        ("a list", msgspec.json.encode([good])),
-        ("another model", msgspec.json.encode({**good, "model": "no-such-model"})),
-        ("a negative length", msgspec.json.encode({**good, "max_tokens": -rng.randrange(1, 1000)})),
-        ("a length of text", msgspec.json.encode({**good, "max_tokens": "many"})),
-        ("a temperature", msgspec.json.encode({**good, "temperature": 1e9})),
-        ("a prompt of numbers", msgspec.json.encode({**good, "prompt": [2**40, -1]})),
-        ("depth", b"[" * 5000),
-    ]
-    return wrong[number % len(wrong)]
-
-
-def _refused_well(answer: httpx.Response) -> bool:
-    """As the client's fault, in words."""
-    if not 400 <= answer.status_code < 500:
-        return False
-    try:
-        return bool(answer.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return False
 
 
 def _ways(ways: str) -> tuple[str, ...]:

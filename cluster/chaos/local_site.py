@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from cluster import processes, verify_ledger
+from cluster.chaos.command_line import pronghorn
 from cluster.chaos.cut_proxy import CutProxy
 from cluster.chaos.links import Links
 from cluster.chaos.scenario import Cluster, Fault, LinkFault, RedisFlush, RedisKill, RedisPause, kind_of
@@ -24,6 +25,7 @@ from pronghorn.ids import Incarnation
 
 REDIS_NAMES = ("valkey-server", "redis-server")
 REDIS_TIMEOUT_S = 5.0
+COMMAND_S = 900.0
 
 
 def local_site(root: Path, url: str) -> "LocalSite | None":
@@ -123,6 +125,9 @@ class LocalSite(Site):
         if server is None:
             raise Unavailable("the cluster's Redis does not run now")
         return server.pid
+
+    async def command(self, *arguments: str) -> None:
+        await pronghorn(COMMAND_S, *arguments, "--name", self._run.config.name)
 
     async def flush_redis(self) -> int:
         redis = Redis.from_url(self._redis_url, socket_timeout=REDIS_TIMEOUT_S)

@@ -1,14 +1,12 @@
 """A cluster for scenarios alone, started by the command that users type, with every link behind a proxy of ours."""
 
-import asyncio
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cluster.chaos.command_line import pronghorn
 from cluster.chaos.links import ADVERTISED, Links
 from cluster.chaos.local_site import LocalSite
 from cluster.chaos.scenario import Cluster
@@ -33,7 +31,7 @@ async def own_cluster(root: Path, size: Cluster, say: Callable[[str], None], *mo
     try:
         fixed = ("--detach", "--name", name, "--port=0", "--dashboard-port=0", f"--advertise-host={ADVERTISED}")
         try:
-            await _pronghorn(START_S, "up", *fixed, *pools, *OPTIONS, *more)
+            await pronghorn(START_S, "up", *fixed, *pools, *OPTIONS, *more)
             run, state = folder.run(), folder.state()
             if run is None or state is None or state.url is None:
                 raise ConfigurationError(f"the cluster {name} is not ready")
@@ -45,21 +43,6 @@ async def own_cluster(root: Path, size: Cluster, say: Callable[[str], None], *mo
                 await site.close()
         finally:
             say(f"ending {name}")
-            await _pronghorn(DOWN_S, "down", "--name", name)
+            await pronghorn(DOWN_S, "down", "--name", name)
     finally:
         await links.stop()
-
-
-async def _pronghorn(limit_s: float, *arguments: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "cluster.cli", *arguments,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(limit_s):
-            said, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        raise ConfigurationError(f"pronghorn {arguments[0]} did not end within {limit_s:g} s") from None
-    if process.returncode != 0:
-        raise ConfigurationError(f"pronghorn {arguments[0]} failed: {said.decode(errors='replace').strip()}")

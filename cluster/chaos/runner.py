@@ -15,7 +15,7 @@ import msgspec
 from cluster.chaos.injector import Fired, Injector
 from cluster.chaos.load import Asking, Body, Clients, RunningLoad, draw, undisturbed
 from cluster.chaos.recorder import Recorder, Request, Verdict
-from cluster.chaos.scenario import Scenario
+from cluster.chaos.scenario import NEEDS, Scenario
 from cluster.chaos.site import POLL_S, Site
 from pronghorn.errors import Unavailable
 from pronghorn.tasks import Owner
@@ -72,6 +72,8 @@ class Runner:
 
     async def refusal(self, scenario: Scenario) -> str | None:
         """Why it cannot be run on this cluster; None where it can."""
+        if scenario.needs:
+            return "; ".join(f"it needs {need}, and {NEEDS[need]}" for need in scenario.needs)
         for fault in scenario.faults:
             if refused := self._site.refusal(fault):
                 return refused

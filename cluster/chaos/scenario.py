@@ -141,6 +141,17 @@ class Drain(_Fault, frozen=True):
     grace_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 10.0
 
 
+class Redeploy(_Fault, frozen=True):
+    """Every process is replaced by a new one, one after another, as by `pronghorn redeploy`."""
+
+
+class Scale(_Fault, frozen=True):
+    """A pool is made another size, as by `pronghorn scale`, and then as large as it was."""
+
+    node: Pool
+    to: Annotated[int, Meta(ge=1, le=64)]
+
+
 class LeaveStorm(_Fault, frozen=True):
     """Requests whose clients leave within so many seconds, some before they have sent all."""
 
@@ -180,16 +191,18 @@ class RedisFlush(_Fault, frozen=True):
 
 
 Fault = (
-    Kill | Stop | Cut | BlackHole | Reset | Delay | Slow | Flip | Drain | LeaveStorm | Overload | Garbage
-    | ForgetPrefixes | RedisKill | RedisPause | RedisFlush
+    Kill | Stop | Cut | BlackHole | Reset | Delay | Slow | Flip | Drain | Redeploy | Scale | LeaveStorm | Overload
+    | Garbage | ForgetPrefixes | RedisKill | RedisPause | RedisFlush
 )  # fmt: skip
 LinkFault = Cut | BlackHole | Reset | Delay | Slow | Flip
 SignalFault = Kill | Stop | RedisKill | RedisPause
+CommandFault = Redeploy | Scale
 
 KINDS: dict[str, type[Fault]] = {
     "kill": Kill, "stop": Stop, "cut": Cut, "black-hole": BlackHole, "reset": Reset, "delay": Delay, "slow": Slow,
-    "flip": Flip, "drain": Drain, "leave-storm": LeaveStorm, "overload": Overload, "garbage": Garbage,
-    "forget-prefixes": ForgetPrefixes, "redis-kill": RedisKill, "redis-pause": RedisPause, "redis-flush": RedisFlush,
+    "flip": Flip, "drain": Drain, "redeploy": Redeploy, "scale": Scale,
+    "leave-storm": LeaveStorm, "overload": Overload, "garbage": Garbage, "forget-prefixes": ForgetPrefixes,
+    "redis-kill": RedisKill, "redis-pause": RedisPause, "redis-flush": RedisFlush,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -201,6 +214,18 @@ def kind_of(fault: Fault) -> str:
 def aim_of(fault: Fault) -> str:
     """What it is aimed at, for people."""
     return str(getattr(fault, "process", None) or getattr(fault, "node", ""))
+
+
+NEEDS = {
+    "several machines": "all processes of this cluster are on one machine: with its raylet everything ends",
+    "lost packets": "this needs netem or iptables, and a network namespace that is the cluster's own",
+    "another clock": "one machine has one clock",
+    "a memory cgroup": "the processes of this cluster share the machine's memory",
+    "a full disk": "this needs a file system that is the cluster's own",
+    "Kubernetes": "there is none here",
+}
+"""What a scenario may need that no cluster has which this harness knows, and why."""
+Need = Literal["several machines", "lost packets", "another clock", "a memory cgroup", "a full disk", "Kubernetes"]
 
 
 class Checks(Struct, frozen=True):
@@ -223,6 +248,7 @@ class Scenario(Struct, frozen=True):
     checks: Checks = Checks()
     limit_s: Seconds = 300.0
     """For the load and the faults, recovery not counted."""
+    needs: list[Need] = []
 
 
 class _Head(Struct, frozen=True):
@@ -234,6 +260,7 @@ class _Head(Struct, frozen=True):
     load: Load = Load()
     checks: Checks = Checks()
     limit_s: Seconds = 300.0
+    needs: list[Need] = []
 
 
 def read(text: str, name: str) -> Scenario:

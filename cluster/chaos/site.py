@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from cluster.chaos.cut_proxy import CutProxy
-from cluster.chaos.scenario import Cluster, Fault, LinkFault, RedisFlush, SignalFault, kind_of
+from cluster.chaos.scenario import Cluster, CommandFault, Fault, LinkFault, RedisFlush, SignalFault, kind_of
 from pipelines.types.frames import NodeReport
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation
@@ -85,7 +85,7 @@ class Site:
 
     def refusal(self, fault: Fault) -> str | None:
         """Why this fault cannot be done to this cluster; None where it can."""
-        if isinstance(fault, SignalFault | LinkFault | RedisFlush):
+        if isinstance(fault, SignalFault | LinkFault | CommandFault | RedisFlush):
             return f"{kind_of(fault)} needs a cluster that runs on this machine, and {self.url} is none"
         return None
 
@@ -99,7 +99,9 @@ class Site:
 
     async def processes(self, role: str) -> list[Process]:
         """Those of a pool that are healthy, the busiest first."""
-        nodes = [node for node in (await self.status()).nodes if node.role == role and node.healthy]
+        nodes = [
+            node for node in (await self.status()).nodes if node.role == role and node.healthy and not node.draining
+        ]
         nodes.sort(key=lambda node: (-node.in_flight, node.name))
         return [Process(node.name, node.role, node.incarnation, node.address, None) for node in nodes]
 
@@ -112,6 +114,10 @@ class Site:
 
     def redis_pid(self) -> int:
         raise Unavailable("the Redis of this cluster is not on this machine")
+
+    async def command(self, *arguments: str) -> None:
+        """A command of `pronghorn` about this cluster. Raises ConfigurationError with what it says."""
+        raise Unavailable("this cluster was not started on this machine")
 
     async def flush_redis(self) -> int:
         """How many keys there were."""
