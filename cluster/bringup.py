@@ -87,7 +87,8 @@ class Cluster:
     def _wait_for_nodes(self, deadline_s: float) -> None:
         assert self._driver is not None
         service = self._config.service
-        self._announce(stage(f"starting {service.prefill} prefill and {service.decode} decode nodes"))
+        prefill, decode = (sum(getattr(model, role) for model in service.each) for role in ("prefill", "decode"))
+        self._announce(stage(f"starting {prefill} prefill and {decode} decode nodes"))
         left_s = max(0.0, deadline_s - time.monotonic())
         self._driver.wait_until_running(left_s, lambda text: self._announce(detail(text)))
         self._announce(detail("waiting until every node is known"))
@@ -190,7 +191,7 @@ class Cluster:
 
 
 def _readiness(client: httpx.Client, service: ServiceConfig) -> tuple[bool, str]:
-    """Whether the orchestrator would serve and sees as many nodes of each kind as were asked for."""
+    """Whether the orchestrator would serve every model and sees as many nodes of each kind as were asked for."""
     try:
         answer = client.get("/internal/status")
         status = answer.json()
@@ -198,10 +199,12 @@ def _readiness(client: httpx.Client, service: ServiceConfig) -> tuple[bool, str]
         return False, f"the HTTP edge does not answer ({type(error).__name__})"
     if answer.status_code != httpx.codes.OK:
         return False, f"the HTTP edge answers {answer.status_code}"
-    healthy = [node["role"] for node in status["nodes"] if node["healthy"]]
+    healthy = [(node["model"], node["role"]) for node in status["nodes"] if node["healthy"]]
     missing = [
-        f"{wanted - healthy.count(role)} {role} nodes are missing"
-        for role, wanted in (("prefill", service.prefill), ("decode", service.decode))
-        if healthy.count(role) < wanted
+        f"{wanted - found} {role} nodes of {model.model_name} are missing"
+        for model in service.each
+        for role, wanted in (("prefill", model.prefill), ("decode", model.decode))
+        if (found := healthy.count((model.model_name, role))) < wanted
     ]
-    return bool(status["ready"]) and not missing, "; ".join(missing) or str(status["reason"])
+    ready = all(model["ready"] for model in status["models"])
+    return ready and not missing, "; ".join(missing) or str(status["reason"])

@@ -11,7 +11,9 @@ from ray import serve
 from ray.serve import Application
 
 from cluster import config
-from cluster.config import Placement, ServiceConfig
+from cluster.config import ServiceConfig
+from cluster.model_config import pool
+from cluster.setting_types import Placement
 from decode_nodes.deployment import DecodeNodeDeployment
 from orchestrator.deployment import OrchestratorDeployment
 from prefill_nodes.deployment import PrefillNodeDeployment
@@ -31,28 +33,31 @@ NODE_REQUESTS = 16
 def app(args: dict[str, Any]) -> Application:
     """Raises ConfigurationError naming the field at fault."""
     service = config.with_redis(config.parse(args, ServiceConfig), config.environment())
-    orchestrator = config.orchestrator(service)
-    nodes = [_node(DecodeNodeDeployment, "decode", service.decode, service)]
-    if service.prefill:
-        nodes.append(_node(PrefillNodeDeployment, "prefill", service.prefill, service))
+    models = service.each
+    nodes = [
+        _node(deployment, role, getattr(model, role), model, model.model_name if service.models else None)
+        for model in models
+        for role, deployment in (("decode", DecodeNodeDeployment), ("prefill", PrefillNodeDeployment))
+        if getattr(model, role)
+    ]
     ingress = serve.deployment(
         OrchestratorDeployment,
         name="orchestrator",
         num_replicas=service.orchestrators,
-        max_ongoing_requests=2 * service.max_in_flight,
+        max_ongoing_requests=sum(2 * model.max_in_flight for model in models),
         **_placed(service.placement.orchestrator, gpus=0),
         **_lifecycle(service),
     )
-    return ingress.bind(orchestrator, *nodes)
+    return ingress.bind([config.orchestrator(model) for model in models], *nodes)
 
 
-def _node(deployment: type, name: str, replicas: int, service: ServiceConfig) -> Application:
+def _node(deployment: type, role: str, replicas: int, service: ServiceConfig, model: str | None) -> Application:
     return serve.deployment(
         deployment,
-        name=name,
+        name=pool(role, model),
         num_replicas=replicas,
         max_ongoing_requests=NODE_REQUESTS,
-        **_placed(getattr(service.placement, name), gpus=1 if service.device == "cuda" else 0),
+        **_placed(getattr(service.placement, role), gpus=1 if service.device == "cuda" else 0),
         **_lifecycle(service),
     ).bind({"node": config.node(service)})
 

@@ -11,15 +11,26 @@ from pronghorn.errors import ConfigurationError, PronghornError, Unavailable
 CONNECT_TIMEOUT_S = 5.0
 
 
-def answer(url: str, message: str, *, system: str | None = None, max_tokens: int, temperature: float) -> Iterator[str]:
-    """The pieces of the answer. Raises a PronghornError with what the cluster said, before or amid them."""
+def answer(
+    url: str,
+    message: str,
+    *,
+    model: str | None = None,
+    system: str | None = None,
+    max_tokens: int,
+    temperature: float,
+) -> Iterator[str]:
+    """The pieces of the answer. `model` may be None where the cluster serves one alone.
+
+    Raises a PronghornError with what the cluster said, before or amid them.
+    """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body: dict[str, Any] = {"messages": messages, "stream": True, "max_tokens": max_tokens, "temperature": temperature}
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     try:
         with httpx.Client(base_url=url, trust_env=False, timeout=timeout) as client:
-            body["model"] = _served_model(client)
+            body["model"] = model or _only_model(client)
             with client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     response.read()
@@ -29,11 +40,14 @@ def answer(url: str, message: str, *, system: str | None = None, max_tokens: int
         raise ConfigurationError(f"no cluster answers at {url}: {error}") from None
 
 
-def _served_model(client: httpx.Client) -> str:
+def _only_model(client: httpx.Client) -> str:
     response = client.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
     if response.status_code != httpx.codes.OK:
         raise _refusal(response)
-    return str(response.json()["data"][0]["id"])
+    served = [str(model["id"]) for model in response.json()["data"]]
+    if len(served) > 1:
+        raise ConfigurationError(f"the cluster serves {', '.join(served)}; say which with --model", param="model")
+    return served[0]
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:

@@ -48,6 +48,9 @@ ModelOption = Annotated[
     str | None,
     typer.Option(help="A Hugging Face folder, GGUF file or hub name.", show_default=f"{served_name(None)}, fetched"),
 ]
+ServedOption = Annotated[
+    str | None, typer.Option("--model", help="Which of the models that it serves.", show_default="the only one")
+]
 Url = Annotated[str | None, typer.Option(help="Where the cluster answers.", show_default="that of --name")]
 
 
@@ -113,15 +116,17 @@ def drain(
 @app.command()
 def scale(
     name: Name = DEFAULT_CLUSTER_NAME,
+    model: ServedOption = None,
     prefill: Annotated[int | None, typer.Option(help="Prefill nodes.", show_default="as many as now")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode nodes.", show_default="as many as now")] = None,
     orchestrators: Annotated[int | None, typer.Option(help="HTTP replicas.", show_default="as many as now")] = None,
 ) -> None:
-    """Change the size of a running cluster's pools. Nodes that go are drained first."""
-    asked = {"prefill": prefill, "decode": decode, "orchestrator": orchestrators}
-    sizes = {pool: size for pool, size in asked.items() if size is not None}
-    if not sizes:
+    """Change the size of a running cluster's pools, those of one of its models. Nodes that go are drained first."""
+    asked = {role: size for role, size in (("prefill", prefill), ("decode", decode)) if size is not None}
+    if not asked and orchestrators is None:
         raise ConfigurationError("say which pool: --prefill, --decode or --orchestrators")
+    run, _ = _running(name)
+    sizes = scaling.sizes(run.config.service, model, asked, orchestrators)
     said = ", ".join(f"{pool} {size}" for pool, size in sizes.items())
     _change(name, lambda limit_s: Change(limit_s, sizes=sizes), f"scaling to {said}")
 
@@ -157,13 +162,14 @@ def chat(
     message: str,
     name: Name = DEFAULT_CLUSTER_NAME,
     url: Url = None,
+    model: ServedOption = None,
     system: Annotated[str | None, typer.Option(help="A system message.", show_default="none")] = None,
     max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 512,
     temperature: Annotated[float, typer.Option(help="0: always the same answer.")] = 0.0,
 ) -> None:
     """Ask one question; the answer is streamed."""
     pieces = conversation.answer(
-        url or _url(name), message, system=system, max_tokens=max_tokens, temperature=temperature
+        url or _url(name), message, model=model, system=system, max_tokens=max_tokens, temperature=temperature
     )
     for piece in pieces:
         sys.stdout.write(piece)

@@ -10,11 +10,25 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from cluster.config_problems import Problem, checked, refuse, wrong
+from cluster.config_problems import Problem, Refused, checked, refuse, wrong
+from cluster.model_config import ModelConfig, problems_of_names
+from cluster.setting_types import (
+    Count,
+    CountOrNone,
+    Device,
+    Disaggregation,
+    Dtype,
+    Edge,
+    Placements,
+    Port,
+    Positive,
+    ProxyLocation,
+    Scheduling,
+)
 from kvcache.hashing import HashAlgo, parse_seed
 from kvcache.layout import KVLayout
 from orchestrator.routing.policies import POLICIES
@@ -38,41 +52,17 @@ HOME_VARIABLE = "PRONGHORN_HOME"
 CACHE_VARIABLE = "PRONGHORN_CACHE"
 REDIS_VARIABLE = "REDIS_URL"
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-Device = Literal["cpu", "cuda"]
-Disaggregation = Literal["auto", "always"]
-Edge = Literal["auto", "haproxy", "serve"]
-Scheduling = Literal["spread", "pack"]
-ProxyLocation = Literal["EveryNode", "HeadOnly"]
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-
-
-class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """On which machines of a Ray cluster a pool may be; {} of everything: on any."""
-
-    labels: dict[str, str] = {}
-    """What a machine's labels must be, as in Ray's label selectors: a value, "!value", "in(a, b)" or "!in(a, b)"."""
-    resources: dict[str, Positive] = {}
-    """What each replica takes of a machine's custom resources."""
-    max_per_machine: Count | None = None
-
-
-class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    prefill: Placement = Placement()
-    decode: Placement = Placement()
-    orchestrator: Placement = Placement()
-
 
 class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model_path: str
-    """A Hugging Face folder that every host of the cluster can read."""
+    """A Hugging Face folder that every host of the cluster can read; empty with `models`."""
     model_name: str
+    """What clients call it; empty with `models`."""
+    models: dict[str, ModelConfig] = {}
+    """Several models, by what clients call them; what one of them leaves out is as below. Empty: the one above."""
     redis_url: str
     key_prefix: str
-    prefill: Annotated[int, msgspec.Meta(ge=0)] = 1
+    prefill: CountOrNone = 1
     decode: Count = 1
     orchestrators: Count = 1
     kv_memory_bytes: Count = 512 * MEBIBYTE
@@ -133,6 +123,22 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         refuse(self._problems())
 
     def _problems(self) -> Iterator[Problem]:
+        shared = list(self._problems_of_one())
+        yield from shared
+        if self.models:
+            for field in ("model_path", "model_name"):
+                if getattr(self, field):
+                    yield wrong(field, getattr(self, field), "left out where there are models")
+            yield from problems_of_names(self.models)
+        for name in self.models:
+            try:
+                self.alone(name)
+            except Refused as refused:
+                for problem in refused.problems:
+                    if problem not in shared:
+                        yield Problem(f"models.{name}.{problem.path}", f"models.{name}.{problem.text}")
+
+    def _problems_of_one(self) -> Iterator[Problem]:
         if self.policy not in POLICIES:
             yield wrong("policy", self.policy, f"one of {', '.join(POLICIES)}")
         for find, field in ((tool_format, "tool_parser"), (reasoning_format, "reasoning_parser")):
@@ -154,6 +160,17 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 parse_seed(self.kv_cache_hash_seed)
             except ValueError as error:
                 yield Problem("kv_cache_hash_seed", f"kv_cache_hash_seed: {error}")
+
+    def alone(self, name: str) -> "ServiceConfig":
+        """As that one of `models` is served: its own settings in their places, and no `models`."""
+        own = self.models[name]
+        merged = own.over(msgspec.structs.asdict(self))
+        return ServiceConfig(**merged | {"models": {}, "model_name": name, "model_path": own.path})
+
+    @property
+    def each(self) -> "list[ServiceConfig]":
+        """One a model, none of them with `models`."""
+        return [self.alone(name) for name in self.models] or [self]
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -182,6 +199,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             yield Problem(
                 "name", f"the cluster name {self.name!r} must be 1 to 32 lower-case letters, digits and dashes"
             )
+        if self.model is not None and self.service.models:
+            yield Problem("model", f"model is {self.model!r} beside service.models; name it there")
         if self.address is not None and self.own_redis:
             yield Problem(
                 "service.redis_url",
@@ -303,6 +322,7 @@ def node(service: ServiceConfig) -> dict[str, Any]:
 
 
 def orchestrator(service: ServiceConfig) -> dict[str, Any]:
+    """For one model. What an orchestrator knows of the nodes' blocks is bounded over all of its models."""
     return {
         "redis_url": service.redis_url,
         "key_prefix": service.key_prefix,

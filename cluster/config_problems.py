@@ -1,7 +1,7 @@
 """Everything that is wrong with a tree of settings, found at once: plain data against a msgspec Struct.
 
-Knows Structs of Structs and no setting by name, except those that are secrets and so are never shown whole. A problem
-names its path, its value and what it must be; an unknown key the known name that is nearest.
+Knows Structs of Structs, and mappings to them; and no setting by name, except those that are secrets and so are never
+shown whole. A problem names its path, its value and what it must be; an unknown key the known name that is nearest.
 """
 
 import difflib
@@ -73,11 +73,23 @@ def _of_values(raw: Mapping[str, Any], kind: type[msgspec.Struct], prefix: str) 
         if inner is not None and isinstance(raw[name], Mapping):
             yield from _of_values(raw[name], inner, f"{path}.")
             continue
+        if (each := struct_of_each(field.type)) is not None and isinstance(raw[name], Mapping):
+            yield from _of_each(raw[name], each, path)
+            continue
         try:
             msgspec.convert(raw[name], field.type)
         except msgspec.ValidationError as error:
             size = name.endswith("_bytes") and isinstance(raw[name], str)
             yield wrong(path, raw[name], "a size as 512MiB" if size else _bound(field.type, str(error)))
+
+
+def _of_each(raw: Mapping[Any, Any], kind: type[msgspec.Struct], path: str) -> Iterator[Problem]:
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from _of_values(value, kind, f"{path}.{key}.")
+        else:
+            known = ", ".join(field.name for field in msgspec.structs.fields(kind) if field.required)
+            yield wrong(f"{path}.{key}", value, f"settings by name, {known} among them")
 
 
 def _bound(kind: Any, said: str) -> str:
@@ -105,6 +117,14 @@ def _flat(kind: Any) -> list[Any]:
 
 def struct_of(kind: Any) -> type[msgspec.Struct] | None:
     return next((part for part in _flat(kind) if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)
+
+
+def struct_of_each(kind: Any) -> type[msgspec.Struct] | None:
+    """Of a mapping from any name to settings: what each of them is."""
+    if typing.get_origin(kind) is not dict:
+        return None
+    each = typing.get_args(kind)[1]
+    return each if isinstance(each, type) and issubclass(each, msgspec.Struct) else None
 
 
 def takes_text(kind: Any) -> bool:

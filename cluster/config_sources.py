@@ -17,7 +17,7 @@ import yaml
 
 from cluster import config
 from cluster.config import ClusterConfig
-from cluster.config_problems import Problem, Refused, checked, shown, struct_of, takes_text
+from cluster.config_problems import Problem, Refused, checked, shown, struct_of, struct_of_each, takes_text
 from cluster.model import served_name
 from cluster.processes import RUN_VARIABLE
 from pronghorn.errors import ConfigurationError
@@ -85,9 +85,10 @@ def _derived(said: Mapping[Place, Value]) -> dict[Place, Value]:
         value = said.get((name,), Value(default, "")).value
         return value if isinstance(value, str) else default
 
+    several = any(place[:2] == ("service", "models") for place in said)
     found = {
         "model_path": "",  # found when the cluster is started
-        "model_name": served_name(of("model", None)),
+        "model_name": "" if several else served_name(of("model", None)),
         "redis_url": "",
         "key_prefix": f"pronghorn:{of('name', config.DEFAULT_CLUSTER_NAME)}",
         "threads": config.usable_cores(),
@@ -153,15 +154,24 @@ def written(text: str) -> tuple[Place, Value]:
 
 
 def _place(path: str) -> Place:
-    """Below a mapping everything is one key, dots and all."""
+    """Below a mapping everything is one key, dots and all; but where that is of settings by name, a key ends before the
+    first part that is a setting."""
     kind: Any = ClusterConfig
-    parts = path.split(".")
-    for depth, part in enumerate(parts):
-        inner = struct_of(kind)
-        if inner is None:
-            return (*parts[:depth], ".".join(parts[depth:]))
-        kind = next((field.type for field in msgspec.structs.fields(inner) if field.name == part), None)
-    return tuple(parts)
+    place: list[str] = []
+    left = path.split(".")
+    while left:
+        if (each := struct_of_each(kind)) is not None:
+            names = {field.name for field in msgspec.structs.fields(each)}
+            end = next((at for at, part in enumerate(left) if at and part in names), len(left))
+            kind = each
+        elif (inner := struct_of(kind)) is not None:
+            end = 1
+            kind = next((field.type for field in msgspec.structs.fields(inner) if field.name == left[0]), None)
+        else:
+            end = len(left)
+        place.append(".".join(left[:end]))
+        left = left[end:]
+    return tuple(place)
 
 
 def _read(place: Place, value: Any) -> Any:

@@ -28,7 +28,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration asks for."""
     nodes: int = 0
     """On this host, as far as is known; each takes a pool of KV memory."""
-    pool_bytes: int = 0
+    pools_bytes: int = 0
+    """Of all of them together."""
     available_bytes: int | None = None
     shared_bytes: int | None = None
     """Free in /dev/shm; None where there is none."""
@@ -107,11 +108,11 @@ def torch(facts: Facts) -> Found:
 
 def memory(facts: Facts) -> Found:
     host = facts.host
-    asked = host.nodes * host.pool_bytes
-    if host.available_bytes is not None and asked > host.available_bytes:
+    if host.available_bytes is not None and host.pools_bytes > host.available_bytes:
         yield (
             "error",
-            f"the KV pools of {host.nodes} nodes ask for {_mib(asked)} and {_mib(host.available_bytes)} are available",
+            f"the KV pools of {host.nodes} nodes ask for {_mib(host.pools_bytes)} and {_mib(host.available_bytes)} are "
+            "available",
             "give less --kv-memory or fewer nodes, or end what else runs here",
         )
 

@@ -37,7 +37,8 @@ def gather(config: ClusterConfig, environ: Mapping[str, str]) -> Facts:
 
 
 def _host(config: ClusterConfig) -> HostFacts:
-    service, alone = config.service, config.address is None
+    models, alone = config.service.each, config.address is None
+    counts = [model.prefill + model.decode if alone else 0 for model in models]
     torch, cuda_build, gpus = _torch()
     wanted = {"--port": (config.host, config.port), "--dashboard-port": ("127.0.0.1", config.dashboard_port)}
     taken = {o: port for o, (host, port) in wanted.items() if alone and port and not is_free(host, port)}
@@ -47,9 +48,9 @@ def _host(config: ClusterConfig) -> HostFacts:
         torch=torch,
         cuda_build=cuda_build,
         gpus=gpus,
-        device=service.device,
-        nodes=service.prefill + service.decode if alone else 0,
-        pool_bytes=service.kv_memory_bytes,
+        device="cuda" if any(model.device == "cuda" for model in models) else "cpu",
+        nodes=sum(counts),
+        pools_bytes=sum(n * model.kv_memory_bytes for n, model in zip(counts, models, strict=True)),
         available_bytes=available_bytes(),
         shared_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         taken_ports=taken,

@@ -51,8 +51,10 @@ async def find(redis_url: str, key_prefix: str, wanted: str, *, alone: bool) -> 
     try:
         rows = await registry.list()
         node = choose(rows, wanted)
-        if not alone and sum(row.role == node.role for row in rows) == 1:
-            raise ConfigurationError(f"{node.name} is the last {node.role} node; it can only be replaced", param="node")
+        if not alone and sum((row.role, row.model) == (node.role, node.model) for row in rows) == 1:
+            raise ConfigurationError(
+                f"{node.name} is the last {node.role} node of {node.model}; it can only be replaced", param="node"
+            )
         return node
     except Unavailable as error:
         raise ConfigurationError(f"the node registry does not answer: {error.message}") from None

@@ -14,10 +14,11 @@ import typer
 from cluster import config
 from cluster.config import ClusterConfig, ServiceConfig
 from cluster.config_sources import Place, Value, written
-from cluster.model import DEFAULT_NAME
+from cluster.model import DEFAULT_NAME, named_spec, served_name
 from orchestrator.routing.policies import POLICIES
 from pipelines.text.reasoning_parser import REASONING_FORMATS
 from pipelines.text.tool_format import TOOL_FORMATS
+from pronghorn.errors import ConfigurationError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,7 +34,13 @@ class Flag(NamedTuple):
 
 FLAGS = (
     Flag("name", "name", str, "Which cluster of this machine."),
-    Flag("model", "model", str, "A Hugging Face folder, GGUF file or hub name.", f"{DEFAULT_NAME}, fetched"),
+    Flag(
+        "model",
+        "model",
+        list[str],
+        "A Hugging Face folder, GGUF file or hub name; of several models each as NAME=PATH.",
+        f"{DEFAULT_NAME}, fetched",
+    ),
     Flag("served-model-name", "service.model_name", str, "What clients call the model.", "the last part of --model"),
     Flag("prefill", "service.prefill", int, "Prefill nodes; 0: decode nodes prefill for themselves."),
     Flag("decode", "service.decode", int, "Decode nodes."),
@@ -176,7 +183,9 @@ def values(given: Mapping[str, Any]) -> dict[Place, Value]:
     found: dict[Place, Value] = {}
     for flag in FLAGS:
         value = given.get(flag.name.replace("-", "_"))
-        if value is not None:
+        if flag.name == "model":
+            found |= _models(value or [])
+        elif value is not None:
             found |= _set(tuple(flag.path.split(".")), value, f"--{flag.name}")
     for option, (_, _, below) in SEVERAL.items():
         for text in given.get(option.strip("-").replace("-", "_")) or []:
@@ -185,6 +194,23 @@ def values(given: Mapping[str, Any]) -> dict[Place, Value]:
             else:
                 name, value = config.parse_setting(text)
                 found["service", below, name] = Value(value, option)
+    return found
+
+
+def _models(specs: list[str]) -> dict[Place, Value]:
+    """One without a name of its own is the cluster's `model`; any others stand in `service.models`."""
+    named = [named_spec(spec) for spec in specs]
+    if len(named) == 1 and named[0][0] is None:
+        return {("model",): Value(specs[0], "--model")}
+    found: dict[Place, Value] = {}
+    for name, path in named:
+        place = ("service", "models", name or served_name(path), "path")
+        if place in found:
+            raise ConfigurationError(
+                f"--model names {place[2]!r} twice, for {found[place].value} and for {path}; write NAME=PATH",
+                param="model",
+            )
+        found[place] = Value(path, "--model")
     return found
 
 

@@ -4,11 +4,12 @@ The lock is taken first, so two `up` of one name cannot both get past this file.
 is ended before a new one starts.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -96,13 +97,29 @@ def prepare(wanted: ClusterConfig, announce: Announce) -> Launch:
 
 
 def with_model(wanted: ClusterConfig, announce: Announce) -> ClusterConfig:
-    """The model found, and what its engines are told checked. Raises ConfigurationError."""
-    announce(stage("looking at the model"))
-    spec = wanted.model or wanted.service.model_path or None
-    path = find(spec, config.cache_dir(config.environment()), announce)
-    found = _with_service(wanted, model_path=str(path))
-    config.node(found.service)
-    return found
+    """Every model found, and what its engines are told checked. Raises ConfigurationError."""
+    cache, service = config.cache_dir(config.environment()), wanted.service
+    if not service.models:
+        announce(stage("looking at the model"))
+        path = find(wanted.model or service.model_path or None, cache, announce)
+        found = _with_service(wanted, model_path=str(path))
+        config.node(found.service)
+        return found
+    models = {}
+    for name, own in service.models.items():
+        announce(stage(f"looking at the model {name}"))
+        with _of_model(name):
+            models[name] = msgspec.structs.replace(own, path=str(find(own.path, cache, announce)))
+            config.node(_with_service(wanted, models=models).service.alone(name))
+    return _with_service(wanted, models=models)
+
+
+@contextlib.contextmanager
+def _of_model(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"model {name!r}: {error.message}", param=error.param) from None
 
 
 def end_leftovers(folder: RunFolder, announce: Announce) -> None:

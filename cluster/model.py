@@ -26,6 +26,12 @@ def served_name(spec: str | None) -> str:
     return path.stem if path.is_file() else path.resolve().name if path.is_dir() else path.name
 
 
+def named_spec(spec: str) -> tuple[str | None, str]:
+    """ "name=path" as name and path; anything else, and what is there as it is written, has no name of its own."""
+    name, equals, path = spec.partition("=")
+    return (name, path) if equals and not Path(spec).expanduser().exists() else (None, spec)
+
+
 @contextlib.contextmanager
 def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """Whoever leaves early does not leave it behind, nor what it has started."""

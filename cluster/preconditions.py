@@ -43,9 +43,9 @@ def require_ray(address: str) -> None:
 
 def require_memory(config: ClusterConfig, available_bytes: int | None) -> None:
     """Raises ConfigurationError where the nodes' KV pools together need more than there is."""
-    service = config.service
-    nodes = service.prefill + service.decode
-    asked = nodes * service.kv_memory_bytes
+    pools = [(model.prefill + model.decode, model.kv_memory_bytes) for model in config.service.each]
+    nodes = sum(count for count, _ in pools)
+    asked = sum(count * size for count, size in pools)
     if config.address is None and available_bytes is not None and asked > available_bytes:
         raise ConfigurationError(
             f"the KV pools of {nodes} nodes ask for {asked // MEBIBYTE} MiB and {available_bytes // MEBIBYTE} MiB of "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.driver import Change
+from cluster.model_config import pool
 from pronghorn.errors import ConfigurationError
 
-POOLS = {"decode": "decode", "prefill": "prefill", "orchestrator": "orchestrators"}
-"""Deployments, and the arguments that tell their size at the start."""
+ROLES = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Deployed(Plan):
         return {replica for states in self.states.values() for replica in states}
 
     def has_running(self, node: str) -> bool:
-        deployment, _, replica = node.partition("-")
+        deployment, _, replica = node.rpartition("-")
         return self.states.get(deployment, {}).get(replica) == "RUNNING"
 
     def missing(self, plan: Plan, old: set[str]) -> str:
@@ -49,6 +49,17 @@ class Deployed(Plan):
         return ", ".join(lacks)
 
 
+def sizes_at_start(args: Mapping[str, Any]) -> dict[str, int]:
+    """Of each deployment, as the application's arguments tell it; what is 0 is not there."""
+    models = args.get("models") or {None: {}}
+    pools = {
+        pool(role, model): args.get(role) if (own := settings.get(role)) is None else own
+        for model, settings in models.items()
+        for role in ROLES
+    }
+    return {name: size for name, size in {**pools, "orchestrator": args.get("orchestrators")}.items() if size}
+
+
 def deployed(details: Mapping[str, Any], application: str) -> Deployed:
     """Raises ConfigurationError where Serve does not run it."""
     found = details.get("applications", {}).get(application)
@@ -56,7 +67,7 @@ def deployed(details: Mapping[str, Any], application: str) -> Deployed:
     if not config:
         raise ConfigurationError(f"Serve does not run the application {application!r}")
     args = dict(config.get("args") or {})
-    started = {name: args[argument] for name, argument in POOLS.items() if args.get(argument)}
+    started = sizes_at_start(args)
     changed = {d["name"]: d["num_replicas"] for d in config.get("deployments") or [] if d.get("num_replicas")}
     states = {
         name: {replica["replica_id"]: str(getattr(replica["state"], "value", replica["state"])) for replica in replicas}
@@ -70,15 +81,15 @@ def planned(now: Deployed, change: Change) -> Plan:
     """Raises ConfigurationError naming the pool that cannot have such a size."""
     sizes = dict(change.sizes)
     if change.without is not None:
-        pool = change.without.partition("-")[0]
-        sizes[pool] = now.sizes.get(pool, 0) - 1
-    for pool, size in sizes.items():
-        if pool not in now.sizes:
+        smaller = change.without.rpartition("-")[0]
+        sizes[smaller] = now.sizes.get(smaller, 0) - 1
+    for name, size in sizes.items():
+        if name not in now.sizes:
             raise ConfigurationError(
-                f"the cluster was started without a {pool} pool, and a pool that is not there cannot be scaled",
-                param=pool,
+                f"the cluster was started without a {name} pool, and a pool that is not there cannot be scaled",
+                param=name,
             )
         if size < 1:
-            raise ConfigurationError(f"{pool} is {size}; a pool cannot be scaled below 1", param=pool)
+            raise ConfigurationError(f"{name} is {size}; a pool cannot be scaled below 1", param=name)
     args = {**now.args, "revision": now.args.get("revision", 0) + 1} if change.redeploy else now.args
     return Plan(args, now.sizes | sizes)

@@ -3,12 +3,15 @@
 Serve does it, and is asked by a driver of our own in the run's environment; the supervisor has no part in it.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from cluster.announce import Announce, detail, stage
+from cluster.config import ServiceConfig
 from cluster.driver import Change, Driver
+from cluster.model_config import pool
 from cluster.run_folder import Run, RunState
 from pronghorn.errors import ConfigurationError
 
@@ -33,8 +36,22 @@ def change(run: Run, state: RunState, wanted: Change, what: str, announce: Annou
         driver.stop()
 
 
+def sizes(
+    service: ServiceConfig, model: str | None, asked: Mapping[str, int], orchestrators: int | None
+) -> dict[str, int]:
+    """By deployment. `asked` are a model's pools by role; None: those of the only one. Raises ConfigurationError."""
+    names = [one.model_name for one in service.each]
+    if model is None and asked and len(names) > 1:
+        raise ConfigurationError(f"the cluster serves {', '.join(names)}; say which with --model", param="model")
+    if model is not None and model not in names:
+        raise ConfigurationError(f"the cluster serves no {model!r}; it serves {', '.join(names)}", param="model")
+    whose = (model or names[0]) if service.models else None
+    pools = {pool(role, whose): size for role, size in asked.items()}
+    return pools if orchestrators is None else {**pools, "orchestrator": orchestrators}
+
+
 def limit_s(run: Run) -> float:
     """What a change may take: new replicas start, and old ones drain, one after another."""
     service = run.config.service
-    replicas = service.prefill + service.decode + service.orchestrators
+    replicas = service.orchestrators + sum(model.prefill + model.decode for model in service.each)
     return run.config.startup_timeout_s + replicas * (service.drain_timeout_s + REPLACE_S)

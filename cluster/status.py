@@ -3,11 +3,13 @@ Redis, the operating system. Everything that does not answer is said to be absen
 """
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +40,15 @@ class Listener(msgspec.Struct, frozen=True):
     process: str
 
 
+class ModelStatus(msgspec.Struct, frozen=True):
+    name: str
+    ready: bool
+    reason: str
+    in_flight: int
+    pools: dict[str, int] = {}
+    """Healthy nodes by role."""
+
+
 class ClusterStatus(msgspec.Struct, frozen=True):
     name: str
     phase: Literal["starting", "ready", "stopping", "failed", "abandoned"]
@@ -46,12 +57,12 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     dashboard_url: str | None
     ray_address: str | None
     edge: str | None
-    model: str | None
+    models: list[ModelStatus]
     ready: bool
     reason: str
     in_flight: int
     pools: dict[str, int]
-    """Healthy nodes by role."""
+    """Healthy nodes by role, of all models."""
     blocks: dict[str, int]
     """free + held = total, summed over the nodes; cached counts free blocks whose content can be reused."""
     nodes: list[NodeReport]
@@ -63,7 +74,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct):
     """`GET /internal/status` of an orchestrator."""
 
-    model: str
+    models: list[ModelStatus]
     ready: bool
     reason: str
     in_flight: int
@@ -86,11 +97,13 @@ def gather(folder: RunFolder) -> ClusterStatus:
         dashboard_url=state.dashboard_url,
         ray_address=state.ray_address,
         edge=state.edge,
-        model=answer.model if answer else None,
+        models=[replace(model, pools=_pools(n for n in nodes if n.model == model.name)) for model in answer.models]
+        if answer
+        else [],
         ready=answer.ready if answer else False,
         reason=answer.reason if answer else problem,
         in_flight=answer.in_flight if answer else 0,
-        pools={role: sum(n.role == role and n.healthy for n in nodes) for role in ("prefill", "decode")},
+        pools=_pools(nodes),
         blocks={
             "total": sum(n.total_blocks for n in nodes),
             "free": sum(n.free_blocks for n in nodes),
@@ -104,6 +117,11 @@ def gather(folder: RunFolder) -> ClusterStatus:
         else None,
         listening=_listening(run) if run else [],
     )
+
+
+def _pools(nodes: Iterable[NodeReport]) -> dict[str, int]:
+    healthy = [node.role for node in nodes if node.healthy]
+    return {role: healthy.count(role) for role in ("prefill", "decode")}
 
 
 def _ask_orchestrator(state: RunState) -> tuple[_Answer | None, str]:
@@ -141,7 +159,8 @@ def show(status: ClusterStatus, console: Console) -> None:
     facts = {
         "url": status.url,
         "dashboard": status.dashboard_url,
-        "model": status.model,
+        "models": ", ".join(model.name if model.ready else f"{model.name} (not ready)" for model in status.models)
+        or None,
         "HTTP edge": status.edge,
         "Ray": status.ray_address,
         "Redis": _redis_line(status.redis),
@@ -169,7 +188,7 @@ def _redis_line(redis: RedisStatus | None) -> str | None:
 
 def _nodes_table(nodes: list[NodeReport]) -> Table:
     table = Table(box=None)
-    for heading in ("node", "pool", "address", "health"):
+    for heading in ("node", "model", "pool", "address", "health"):
         table.add_column(heading, no_wrap=True)
     for heading in ("in flight", "running", "waiting", "free", "held", "cached", "prompt tok/s", "output tok/s"):
         table.add_column(heading, justify="right")
@@ -178,7 +197,9 @@ def _nodes_table(nodes: list[NodeReport]) -> Table:
         numbers = (node.in_flight, node.running, node.waiting, node.free_blocks, node.held_blocks, node.cached_blocks)
         rates = (node.prompt_throughput, node.generation_throughput)
         table.add_row(
-            node.name, node.role, node.address, health, *map(str, numbers), *(f"{rate:.0f}" for rate in rates)
+            *(node.name, node.model, node.role, node.address, health),
+            *map(str, numbers),
+            *(f"{rate:.0f}" for rate in rates),
         )
     return table
 

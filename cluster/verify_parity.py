@@ -21,7 +21,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cluster import config
-from cluster.run_folder import Run, RunFolder, RunState
+from cluster.config import ServiceConfig
+from cluster.run_folder import RunFolder, RunState
 from cluster.verify_cases import ParityCase, Verdict, judge, parity_cases
 from cluster.verify_features import cases_of, compare_feature, features, prompts
 from cluster.verify_logits import LogitsReport, compare_logits, compare_random_model
@@ -137,13 +138,15 @@ def _take_down(
         report.faults.append(f"{case}: {cached} tokens were cached")
 
 
-async def verify(run: Run, state: RunState, quick: bool, all_features: bool, console: Console) -> bool:
-    """Whether all agreed; with `all_features` in the features, else in greedy tokens and logits. Raises PronghornError
-    where it could not be found out."""
-    if run.config.service.dtype != "float32":
-        raise ConfigurationError(f"parity is a promise of float32; this cluster computes in {run.config.service.dtype}")
-    engine = msgspec.convert(config.engine(run.config.service), EngineConfig)
-    orchestrator = parse_config({**config.orchestrator(run.config.service), "redis_url": state.redis_url})
+async def verify(service: ServiceConfig, state: RunState, quick: bool, all_features: bool, console: Console) -> bool:
+    """Whether all agreed, of one model; with `all_features` in the features, else in greedy tokens and logits.
+
+    Raises PronghornError where it could not be found out.
+    """
+    if service.dtype != "float32":
+        raise ConfigurationError(f"parity is a promise of float32; this cluster computes in {service.dtype}")
+    engine = msgspec.convert(config.engine(service), EngineConfig)
+    orchestrator = parse_config({**config.orchestrator(service), "redis_url": state.redis_url})
     registry = RedisRegistry(orchestrator.redis_url, orchestrator.key_prefix)
     reference = OneProcess(engine)
     identity = await identify("verify-parity", orchestrator, registry)
@@ -220,7 +223,11 @@ def main(arguments: list[str]) -> int:
     try:
         if run is None or state is None or state.phase != "ready":
             raise ConfigurationError(f"no cluster {options.name!r} is ready on this machine")
-        agreed = asyncio.run(verify(run, state, options.quick, options.features, console))
+        agreed = True
+        for service in run.config.service.each:
+            if run.config.service.models:
+                console.print(f"model {service.model_name}")
+            agreed &= asyncio.run(verify(service, state, options.quick, options.features, console))
     except PronghornError as error:
         console.print(f"[red]error:[/red] {error.message}", soft_wrap=True)
         return 1

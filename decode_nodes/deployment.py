@@ -15,7 +15,7 @@ import ray
 from ray import serve
 
 from decode_nodes.config import DecodeNodeConfig
-from decode_nodes.node import ROLE, DecodeNode
+from decode_nodes.node import DecodeNode
 from kvcache.memory import BlockMemory
 from kvcache.redis_directory import open_directory
 from kvcache.redis_registry import open_registry
@@ -73,7 +73,8 @@ class DecodeNodeDeployment:
         parsed = parse_config(config, DecodeNodeConfig)
         self._registry = open_registry(parsed.node.redis_url, parsed.node.key_prefix, parsed.node.kv_cache_hash_seed)
         self._drain_timeout_s = parsed.node.drain_timeout_s
-        name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
+        replica = serve.get_replica_context()
+        name = NodeName(f"{replica.deployment}-{replica.replica_tag}")  # the deployment's name begins with the role
         node = parsed.node.placed(ray.util.get_node_ip_address)
         self._node = await start_node(name, msgspec.structs.replace(parsed, node=node), self._registry)
         # Serve starts another replica in the place of one whose process has ended.

@@ -38,11 +38,14 @@ class OrchestratorRecord(msgspec.Struct, frozen=True):
 
     name: NodeName
     model: str
+    """The first of `models`."""
     incarnation: Incarnation
     operations_address: str | None
     host: str
     pid: int
     registered_at_unix_s: float
+    models: list[str] = []
+    """All that it serves; empty in a row of an earlier version, which served `model` alone."""
 
 
 RowT = TypeVar("RowT", bound=NodeRecord | OrchestratorRecord)

@@ -1,11 +1,12 @@
 """What a process tells Prometheus: gauges read at each scrape, counts kept by the rooms, histograms of requests.
 
 `prometheus_client` is named in this file only. Each process has a registry of its own, with nothing of Python's
-defaults in it. Names follow vLLM's style, `pronghorn:` for `vllm:`, with its meanings, so that what scrapes the one can
-scrape the other. Labels are bounded: model, kind, event, reason; never a request or a hash.
+defaults in it; what it tells of each of its models has that model's label. Names follow vLLM's style, `pronghorn:` for
+`vllm:`, with its meanings, so that what scrapes the one can scrape the other. Labels are bounded: model, kind, event,
+reason; never a request or a hash.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -24,6 +25,8 @@ FIRST_TOKEN_BUCKETS_S = (
 )
 TOKEN_GAP_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0)
 REQUEST_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+LABELS = ("model_name", "role")
 
 GAUGES: dict[str, str] = {
     "ready": "1 where the process is ready, else 0",
@@ -60,12 +63,14 @@ class Reading:
 
 
 class Metrics:
-    """One process's registry. `read` is asked at each scrape, on the caller's thread."""
+    """One process's registry, which is asked at each scrape, on the caller's thread."""
 
-    def __init__(self, model: str, role: str, read: Callable[[], Reading]) -> None:
+    def __init__(self, role: str, read: Mapping[str, Callable[[], Reading]]) -> None:
+        """`read`: what the process has to show of each of its models."""
         self.registry = CollectorRegistry(auto_describe=False)
-        self.labels = {"model_name": model, "role": role}
-        self.registry.register(_Readings(self.labels, read))
+        self.role = role
+        self.models = list(read)
+        self.registry.register(_Readings(role, read))
 
     def text(self) -> bytes:
         """The whole registry in Prometheus's text format."""
@@ -73,49 +78,58 @@ class Metrics:
 
 
 class _Readings(Collector):
-    def __init__(self, labels: dict[str, str], read: Callable[[], Reading]) -> None:
-        self._names, self._values = list(labels), list(labels.values())
+    def __init__(self, role: str, read: Mapping[str, Callable[[], Reading]]) -> None:
+        self._role = role
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        reading = self._read()
-        for name, value in reading.gauges.items():
-            yield self._one(GaugeMetricFamily(PREFIX + name, GAUGES[name], labels=self._names), value)
-        for name, total in reading.totals.items():
-            yield self._one(CounterMetricFamily(PREFIX + name, TOTALS[name], labels=self._names), total)
-        held = GaugeMetricFamily(PREFIX + "held", "things held, by kind of the ledger", labels=[*self._names, "kind"])
-        for kind, count in counts(reading.held).items():
-            held.add_metric([*self._values, kind.value], count)
-        yield held
-        labels = [*self._names, "event", "reason"]
-        events = CounterMetricFamily(PREFIX + "events", "things that happened, as `status` counts them", labels=labels)
-        for name, count in sorted(reading.counters.items()):
-            event, _, reason = name.partition(".")
-            events.add_metric([*self._values, event, reason], count)
-        yield events
-        if reading.cache is not None:
-            sizes = ["block_size", "num_gpu_blocks"]
-            info = GaugeMetricFamily(
-                PREFIX + "cache_config_info", "the KV cache's shape", labels=[*self._names, *sizes]
-            )
-            info.add_metric([*self._values, *map(str, reading.cache)], 1)
-            yield info
+        """Each family once, with what it is of every model."""
+        readings = [([model, self._role], read()) for model, read in self._read.items()]
+        for name, text in GAUGES.items():
+            values = [(labels, reading.gauges[name]) for labels, reading in readings if name in reading.gauges]
+            if values:
+                yield _filled(GaugeMetricFamily(PREFIX + name, text, labels=LABELS), values)
+        for name, text in TOTALS.items():
+            values = [(labels, reading.totals[name]) for labels, reading in readings if name in reading.totals]
+            if values:
+                yield _filled(CounterMetricFamily(PREFIX + name, text, labels=LABELS), values)
+        yield _filled(
+            GaugeMetricFamily(PREFIX + "held", "things held, by kind of the ledger", labels=[*LABELS, "kind"]),
+            [([*labels, kind.value], count) for labels, r in readings for kind, count in counts(r.held).items()],
+        )
+        events = [*LABELS, "event", "reason"]
+        yield _filled(
+            CounterMetricFamily(PREFIX + "events", "things that happened, as `status` counts them", labels=events),
+            [([*labels, *_parts(name)], n) for labels, r in readings for name, n in sorted(r.counters.items())],
+        )
+        shapes = [([*labels, *map(str, reading.cache)], 1) for labels, reading in readings if reading.cache is not None]
+        if shapes:
+            sizes = [*LABELS, "block_size", "num_gpu_blocks"]
+            yield _filled(GaugeMetricFamily(PREFIX + "cache_config_info", "the KV cache's shape", labels=sizes), shapes)
 
-    def _one(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-        family.add_metric(self._values, value)
-        return family
+
+def _parts(counter: str) -> tuple[str, str]:
+    event, _, reason = counter.partition(".")
+    return event, reason
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
 
 
 class RequestMetrics:
     """Histograms and counts of an orchestrator's requests, one observation for each sequence."""
 
     def __init__(self, metrics: Metrics) -> None:
-        names, values = list(metrics.labels), list(metrics.labels.values())
-
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(PREFIX + name, text, names, registry=metrics.registry, buckets=buckets)
-            return made.labels(*values)
+            return Histogram(PREFIX + name, text, LABELS, registry=metrics.registry, buckets=buckets)
 
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, text, [*LABELS, *labels], registry=metrics.registry)
+
+        self._role = metrics.role
         self._first_token = histogram(
             "time_to_first_token_seconds", "from acceptance to the first token", FIRST_TOKEN_BUCKETS_S
         )
@@ -125,16 +139,37 @@ class RequestMetrics:
         self._request = histogram(
             "e2e_request_latency_seconds", "from acceptance to the last token, of what finished", REQUEST_BUCKETS_S
         )
-        self._values = values
-        self._success = Counter(
-            PREFIX + "request_success",
-            "sequences that finished, by reason",
-            [*names, "finished_reason"],
-            registry=metrics.registry,
+        self._success = counter("request_success", "sequences that finished, by reason", "finished_reason")
+        self._prompt_tokens = counter("prompt_tokens", TOTALS["prompt_tokens"])
+        self._generation_tokens = counter("generation_tokens", TOTALS["generation_tokens"])
+        self._models = {model: self._bound(model) for model in metrics.models}
+
+    def of(self, model: str) -> "ModelRequests":
+        """One of the process's models."""
+        return self._models[model]
+
+    def _bound(self, model: str) -> "ModelRequests":
+        labels = (model, self._role)
+        return ModelRequests(
+            self._first_token.labels(*labels),
+            self._token_gap.labels(*labels),
+            self._request.labels(*labels),
+            self._prompt_tokens.labels(*labels),
+            self._generation_tokens.labels(*labels),
+            lambda reason: self._success.labels(*labels, reason).inc(),
         )
 
-        self._prompt_tokens = _counter(metrics, "prompt_tokens")
-        self._generation_tokens = _counter(metrics, "generation_tokens")
+
+@dataclass(frozen=True)
+class ModelRequests:
+    """Of one model."""
+
+    _first_token: Histogram
+    _token_gap: Histogram
+    _request: Histogram
+    _prompt_tokens: Counter
+    _generation_tokens: Counter
+    _success: Callable[[str], None]
 
     def prompt(self, tokens: int) -> None:
         self._prompt_tokens.inc(tokens)
@@ -151,10 +186,5 @@ class RequestMetrics:
             self._token_gap.observe(gap_s / count)
 
     def finished(self, reason: str, after_s: float) -> None:
-        self._success.labels(*self._values, reason).inc()
+        self._success(reason)
         self._request.observe(after_s)
-
-
-def _counter(metrics: Metrics, name: str) -> Counter:
-    made = Counter(PREFIX + name, TOTALS[name], list(metrics.labels), registry=metrics.registry)
-    return made.labels(*metrics.labels.values())

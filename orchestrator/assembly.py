@@ -3,6 +3,8 @@
 import importlib.metadata
 from random import Random
 
+import msgspec
+
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
 from kvcache.registry import NodeRegistry
@@ -18,7 +20,7 @@ ROLE = "orchestrator"
 
 
 async def identify(name: str, config: OrchestratorConfig, registry: NodeRegistry) -> Identity:
-    """A new life. Raises Unavailable where the registry does not answer."""
+    """A new life, the same for every model. Raises Unavailable where the registry does not answer."""
     return Identity(
         role=ROLE,
         name=name,
@@ -29,7 +31,8 @@ async def identify(name: str, config: OrchestratorConfig, registry: NodeRegistry
 
 
 async def start_replica(identity: Identity, config: OrchestratorConfig, registry: NodeRegistry) -> Replica:
-    """A replica that looks for its nodes. Raises Unavailable where the registry does not answer."""
+    """A replica that looks for the nodes of its model. Raises Unavailable where the registry does not answer."""
+    identity = msgspec.structs.replace(identity, model=config.model_name)
     seed = await registry.cluster_seed()
     new_channel = Credentials(config.tls).channel
     connector = GrpcConnector(identity, config.connect_timeout_s, config.send_queue_frames, new_channel)

@@ -1,5 +1,6 @@
-"""What an orchestrator replica is told at its start. Frozen, JSON-able; assembled in `cluster/config.py`."""
+"""What an orchestrator is told of one model at its start. Frozen, JSON-able; assembled in `cluster/config.py`."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -108,6 +109,12 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 f"reconnect_max_s is {self.reconnect_max_s}; below reconnect_min_s {self.reconnect_min_s}",
                 param="reconnect_max_s",
             )
+
+
+def parse_configs(raw: Sequence[dict[str, object]]) -> list[OrchestratorConfig]:
+    """One a model, of one process: they share what its index of blocks may take. Raises as `parse_config`."""
+    configs = [parse_config(one) for one in raw]
+    return [msgspec.structs.replace(one, block_index_bytes=one.block_index_bytes // len(configs)) for one in configs]
 
 
 def parse_config(raw: dict[str, object]) -> OrchestratorConfig:

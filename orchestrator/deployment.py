@@ -14,12 +14,13 @@ from ray import serve
 
 from kvcache.redis_registry import open_registry
 from orchestrator.api.app import build_app
+from orchestrator.api.served_models import ServedModels
 from orchestrator.assembly import ROLE, api_settings, identify, start_replica
 from orchestrator.collector import settle
-from orchestrator.config import parse_config
+from orchestrator.config import parse_configs
 from orchestrator.measured import MeasuredGenerator
 from orchestrator.presence import Presence
-from orchestrator.replica import Replica
+from orchestrator.replicas import Replicas
 from pipelines.text.tokenizer import TextTokenizer
 from pronghorn.clock import SystemClock
 from pronghorn.errors import InternalError, Unavailable
@@ -28,24 +29,29 @@ from pronghorn.sigterm import hear_sigterm
 
 @serve.ingress()
 class OrchestratorDeployment:
-    async def __init__(self, config: dict[str, Any], *nodes: object) -> None:  # type: ignore[misc]  # Serve awaits it
-        """`config` is an OrchestratorConfig as plain data; `nodes` are bound only to belong to the application.
+    async def __init__(self, configs: list[dict[str, Any]], *nodes: object) -> None:  # type: ignore[misc]  # Serve awaits it
+        """`configs` are OrchestratorConfigs as plain data, one a model and alike in all that is not of a model; `nodes`
+        are bound only to belong to the application.
 
         Raises ConfigurationError naming the field or file at fault, Unavailable where the registry does not answer.
         """
-        self._replica: Replica | None = None
+        self._replicas: Replicas | None = None
         self._leaving = False
-        parsed = parse_config(config)
-        tokenizer = TextTokenizer.from_folder(parsed.model_path)
-        self._registry = open_registry(parsed.redis_url, parsed.key_prefix, parsed.kv_cache_hash_seed)
+        parsed = parse_configs(configs)
+        shared = parsed[0]
+        started_unix_s = int(time.time())
+        models = ServedModels(
+            [(TextTokenizer.from_folder(one.model_path), api_settings(one, started_unix_s)) for one in parsed]
+        )
+        self._registry = open_registry(shared.redis_url, shared.key_prefix, shared.kv_cache_hash_seed)
         name = f"{ROLE}-{serve.get_replica_context().replica_tag}"
-        identity = await identify(name, parsed, self._registry)
-        self._replica = replica = await start_replica(identity, parsed, self._registry)
-        self._presence = Presence(replica, identity, self._registry, parsed.lease_s)
-        await self._presence.start(parsed.operations_host or ray.util.get_node_ip_address())
-        measured = MeasuredGenerator(replica, self._presence.requests, SystemClock())
-        settings = api_settings(parsed, int(time.time()))
-        self._http = build_app(measured, replica, tokenizer, settings, self._presence.operations)
+        identity = await identify(name, shared, self._registry)
+        replicas = Replicas([await start_replica(identity, one, self._registry) for one in parsed])
+        self._replicas = replicas
+        self._presence = Presence(replicas, identity, self._registry, shared.lease_s)
+        await self._presence.start(shared.operations_host or ray.util.get_node_ip_address())
+        measured = MeasuredGenerator(replicas, self._presence.requests, SystemClock())
+        self._http = build_app(measured, replicas, models, self._presence.operations)
         settle()
         hear_sigterm(asyncio.get_running_loop(), self._leave)
 
@@ -63,13 +69,13 @@ class OrchestratorDeployment:
         end, and ends it."""
         if self._leaving:
             raise Unavailable("the orchestrator was told to end (SIGTERM)")
-        if self._replica is not None and (failure := self._replica.failure()) is not None:
+        if self._replicas is not None and (failure := self._replicas.failure()) is not None:
             raise InternalError(f"the orchestrator's node membership ended: {failure!r}")
 
     async def __del__(self) -> None:
         """Serve's hook before a replica goes, its HTTP requests ended or out of time by then."""
-        if self._replica is not None:
-            await self._replica.drain()
-            await self._replica.stop()
+        if self._replicas is not None:
+            await self._replicas.drain()
+            await self._replicas.stop()
             await self._presence.stop()
             await self._registry.close()

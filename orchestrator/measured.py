@@ -7,7 +7,7 @@ token and, of each choice, its own gaps and end. Times are those at which the re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from operations.metrics import RequestMetrics
+from operations.metrics import ModelRequests, RequestMetrics
 from orchestrator.ports import GenerationJob, Generator
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.clock import Clock
@@ -23,18 +23,18 @@ class MeasuredGenerator:
 
     @asynccontextmanager
     async def generate(self, job: GenerationJob) -> AsyncIterator[AsyncIterator[TextGenerationOutput]]:
-        started_s = self._clock.now_s()
-        self._metrics.prompt(job.context.tokens.prompt_length)
+        started_s, metrics = self._clock.now_s(), self._metrics.of(job.model)
+        metrics.prompt(job.context.tokens.prompt_length)
         async with self._generator.generate(job) as outputs:
-            self._metrics.first_token(self._clock.now_s() - started_s)
-            yield _Measured(outputs, self._metrics, self._clock, started_s)
+            metrics.first_token(self._clock.now_s() - started_s)
+            yield _Measured(outputs, metrics, self._clock, started_s)
 
 
 class _Measured:
     """The outputs, passed on. No generator: one that is left in the middle would need to be closed."""
 
     def __init__(
-        self, outputs: AsyncIterator[TextGenerationOutput], metrics: RequestMetrics, clock: Clock, started_s: float
+        self, outputs: AsyncIterator[TextGenerationOutput], metrics: ModelRequests, clock: Clock, started_s: float
     ) -> None:
         self._outputs = outputs
         self._metrics = metrics

@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from kvcache.registry import NodeRecord
 from orchestrator.explanation import RequestRecord
 from pipelines.types.frames import NodeFrame, NodeReport, OrchestratorFrame
@@ -50,12 +52,23 @@ class Generator(Protocol):
         """
 
 
+class ModelState(msgspec.Struct, frozen=True):
+    """One of the models, as this orchestrator sees it."""
+
+    name: str
+    ready: bool
+    reason: str
+    in_flight: int
+
+
 class ClusterView(Protocol):
     def nodes(self) -> list[NodeReport]:
         """Every node that is registered or has a live session, with what it last said. A silent one is unhealthy."""
 
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be served now, and why (not): at least one usable decode node."""
+
+    def models(self) -> list[ModelState]: ...
 
     def counters(self) -> dict[str, int]: ...
 

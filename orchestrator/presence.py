@@ -1,11 +1,12 @@
 """An orchestrator as those who operate the cluster see it: its row, its operations port, its ledger and metrics.
 
-Knows the replica's own account of itself and the registry's section for orchestrators. No request depends on anything
-here: with the registry away an orchestrator serves on, unseen.
+Knows the replicas' own account of themselves and the registry's section for orchestrators. No request depends on
+anything here: with the registry away an orchestrator serves on, unseen.
 """
 
 import os
 import time
+from functools import partial
 
 from kvcache.handshake import Identity
 from kvcache.registration import Registration
@@ -14,6 +15,7 @@ from operations.metrics import Metrics, Reading, RequestMetrics
 from operations.port import Operations
 from operations.server import OperationsServer
 from orchestrator.replica import Replica
+from orchestrator.replicas import Replicas
 from pronghorn.ids import Incarnation, NodeName
 from pronghorn.ledger import Held, Kind, Ledger
 from pronghorn.tasks import Owner
@@ -22,13 +24,15 @@ STOP_GRACE_S = 3.0
 
 
 class Presence:
-    def __init__(self, replica: Replica, identity: Identity, registry: NodeRegistry, lease_s: float) -> None:
-        self._replica = replica
+    def __init__(self, replicas: Replicas, identity: Identity, registry: NodeRegistry, lease_s: float) -> None:
+        self._replicas = replicas
         self._identity = identity
         self._owner = Owner("presence")
-        metrics = Metrics(identity.model, identity.role, self._reading)
+        metrics = Metrics(
+            identity.role, {model: partial(_reading, replica) for model, replica in replicas.by_model.items()}
+        )
         self.requests = RequestMetrics(metrics)
-        self.operations = Operations(replica.ready, self._ledger, metrics)
+        self.operations = Operations(replicas.ready, self._ledger, metrics)
         self._server = OperationsServer(self.operations)
         self._registration = Registration(registry.orchestrators, lease_s, self._record)
         self._host: str | None = None
@@ -51,6 +55,7 @@ class Presence:
         return OrchestratorRecord(
             name=NodeName(self._identity.name),
             model=self._identity.model,
+            models=list(self._replicas.by_model),
             incarnation=Incarnation(self._identity.incarnation),
             operations_address=self._address,
             host=self._host,
@@ -59,16 +64,16 @@ class Presence:
         )
 
     async def _ledger(self) -> Ledger:
-        held = [*self._replica.held(), *(Held(Kind.TASK, name) for name in self._owner.running)]
+        held = [*self._replicas.held(), *(Held(Kind.TASK, name) for name in self._owner.running)]
         return Ledger(self._identity.name, self._identity.role, Incarnation(self._identity.incarnation), held)
 
-    def _reading(self) -> Reading:
-        replica = self._replica
-        held = replica.held()
-        gauges = {
-            "ready": float(replica.ready()[0]),
-            "num_requests_running": sum(row.kind is Kind.SLOT for row in held),
-            "num_requests_waiting": sum(row.kind is Kind.QUEUE_PLACE for row in held),
-            "num_nodes_usable": sum(view.unusable is None for view in replica.views()),
-        }
-        return Reading(gauges, held, replica.counters())
+
+def _reading(replica: Replica) -> Reading:
+    held = replica.held()
+    gauges = {
+        "ready": float(replica.ready()[0]),
+        "num_requests_running": sum(row.kind is Kind.SLOT for row in held),
+        "num_requests_waiting": sum(row.kind is Kind.QUEUE_PLACE for row in held),
+        "num_nodes_usable": sum(view.unusable is None for view in replica.views()),
+    }
+    return Reading(gauges, held, replica.counters())

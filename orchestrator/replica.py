@@ -1,4 +1,4 @@
-"""What an orchestrator replica is made of, its HTTP side aside: put together, started, drained, stopped.
+"""What an orchestrator replica is made of for one model, its HTTP side aside: put together, started, drained, stopped.
 
 It names the concrete parts of this room and is handed what reaches outside (registry, connector, clock).
 """
@@ -17,7 +17,7 @@ from orchestrator.holdings import Holdings
 from orchestrator.membership import Membership
 from orchestrator.nodes import Nodes, NodeView
 from orchestrator.placement import Placement
-from orchestrator.ports import GenerationJob, NodeConnector
+from orchestrator.ports import GenerationJob, ModelState, NodeConnector
 from orchestrator.prompt_keys import PromptKeys
 from orchestrator.routing.pick import Turn
 from orchestrator.routing.policies import Setting, make_policy
@@ -50,6 +50,7 @@ class Replica:
     ) -> None:
         """`seed` is the cluster's hash seed; without it prompts are routed blind to caches. `random` is of this
         replica alone, so that replicas do not all begin with the same node."""
+        self.model = config.model_name
         self._config = config
         self._clock = clock
         self._started_at_s = clock.now_s()
@@ -142,6 +143,10 @@ class Replica:
         if (failure := self.failure()) is not None:
             reasons.append(f"its node membership ended: {failure!r}")
         return reasons
+
+    def models(self) -> list[ModelState]:
+        is_ready, reason = self.ready()
+        return [ModelState(self.model, is_ready, reason, self.in_flight())]
 
     def counters(self) -> dict[str, int]:
         return self._counters.snapshot()

@@ -24,7 +24,7 @@ from pipelines.node.stream_client import IDLE_CHANNEL_S
 from pipelines.runtime.kv_layout import layout_of
 from pipelines.runtime.process import ProcessEngine
 from prefill_nodes.config import PrefillNodeConfig
-from prefill_nodes.node import ROLE, PrefillNode
+from prefill_nodes.node import PrefillNode
 from pronghorn.clock import SystemClock
 from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
@@ -72,7 +72,8 @@ class PrefillNodeDeployment:
         parsed = parse_config(config, PrefillNodeConfig)
         self._registry = open_registry(parsed.node.redis_url, parsed.node.key_prefix, parsed.node.kv_cache_hash_seed)
         self._drain_timeout_s = parsed.node.drain_timeout_s
-        name = NodeName(f"{ROLE}-{serve.get_replica_context().replica_tag}")
+        replica = serve.get_replica_context()
+        name = NodeName(f"{replica.deployment}-{replica.replica_tag}")  # the deployment's name begins with the role
         node = parsed.node.placed(ray.util.get_node_ip_address)
         self._node = await start_node(name, msgspec.structs.replace(parsed, node=node), self._registry)
         # Serve starts another replica in the place of one whose process has ended.

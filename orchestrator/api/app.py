@@ -19,16 +19,14 @@ from orchestrator.api.errors import install_error_handlers
 from orchestrator.api.health import health_routes
 from orchestrator.api.models import model_routes
 from orchestrator.api.operations import operations_routes
-from orchestrator.api.preparation import Preparer
 from orchestrator.api.responses import responses_routes
 from orchestrator.api.responses_schema import ResponsesRequest
 from orchestrator.api.schema import ChatCompletionRequest, CompletionRequest
+from orchestrator.api.served_models import ServedModels
 from orchestrator.api.services import Services
-from orchestrator.api.settings import ApiSettings
 from orchestrator.api.tokens import DetokenizeRequest, TokenizeRequest, token_routes
 from orchestrator.api.workshop import Workshop
 from orchestrator.ports import ClusterView, Generator
-from pipelines.text.tokenizer import TextTokenizer
 from pronghorn.clock import SystemClock
 from pronghorn.tasks import Owner
 
@@ -48,19 +46,18 @@ class Api(FastAPI):
 def build_app(
     generator: Generator,
     view: ClusterView,
-    tokenizer: TextTokenizer,
-    settings: ApiSettings,
+    models: ServedModels,
     operations: Operations | None = None,
 ) -> FastAPI:
     """Without `operations` neither `/metrics` nor `/internal/ledger` is served."""
+    settings = models.first.settings
     services = Services(
         generator=generator,
         view=view,
-        tokenizer=tokenizer,
+        models=models,
         settings=settings,
         clock=SystemClock(),
         owner=Owner("api"),
-        preparer=Preparer(tokenizer, settings),
         workshop=Workshop(settings),
     )
 
@@ -78,8 +75,8 @@ def build_app(
         completion_routes(services),
         responses_routes(services),
         token_routes(services),
-        model_routes(settings),
-        health_routes(view, settings),
+        model_routes(models),
+        health_routes(view, models),
     ):
         app.include_router(router)
     if operations is not None:

@@ -22,14 +22,15 @@ from orchestrator.api.services import Answer, Services
 
 def chat_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    bytes_of = services.tokenizer.token_bytes
 
     @router.post(
         "/v1/chat/completions", openapi_extra=request_body(ChatCompletionRequest), responses=answers(ChatCompletion)
     )
     async def create_chat_completion(request: Request) -> Response:
-        prepared = await services.prepare(request, services.preparer.chat)
-        created, model = int(time.time()), services.settings.model_name
+        prepared = await services.prepare(request, lambda model, body, at: model.preparer.chat(body, at))
+        served = services.model_of(prepared)
+        bytes_of = served.tokenizer.token_bytes
+        created, model = int(time.time()), served.settings.model_name
         if prepared.stream:
             chunks = ChatChunks(
                 prepared.answer_id,

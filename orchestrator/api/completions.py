@@ -15,12 +15,13 @@ from orchestrator.api.services import Services
 
 def completion_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    bytes_of = services.tokenizer.token_bytes
 
     @router.post("/v1/completions", openapi_extra=request_body(CompletionRequest), responses=answers(Completion))
     async def create_completion(request: Request) -> Response:
-        prepared = await services.prepare(request, services.preparer.completion)
-        created, model = int(time.time()), services.settings.model_name
+        prepared = await services.prepare(request, lambda model, body, at: model.preparer.completion(body, at))
+        served = services.model_of(prepared)
+        bytes_of = served.tokenizer.token_bytes
+        created, model = int(time.time()), served.settings.model_name
         if prepared.stream:
             chunks = CompletionChunks(
                 prepared.answer_id, created, model, prepared.include_usage, prepared.logprobs, bytes_of

@@ -12,15 +12,16 @@ from starlette.responses import Response
 
 from orchestrator.api.documents import refusals
 from orchestrator.api.errors import UnknownRoute
-from orchestrator.api.settings import ApiSettings
+from orchestrator.api.served_models import ServedModels
 from orchestrator.ports import ClusterView
 from pronghorn.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 RESET_WITHIN_S = 10.0
 
 
-def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
+def health_routes(view: ClusterView, models: ServedModels) -> APIRouter:
     router = APIRouter()
+    settings = models.first.settings
 
     @router.get("/health")
     @router.get("/v1/health", include_in_schema=False)
@@ -40,7 +41,7 @@ def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
 
     @router.post("/reset_prefix_cache", responses=refusals(400, 504))
     async def reset_prefix_cache() -> dict[str, str]:
-        if not settings.prefix_caching:
+        if not any(model.settings.prefix_caching for model in models):
             raise InvalidRequest("prefix caching is off in this cluster: there is nothing to reset")
         try:
             async with asyncio.timeout(RESET_WITHIN_S):
@@ -61,16 +62,16 @@ def health_routes(view: ClusterView, settings: ApiSettings) -> APIRouter:
 
     @router.get("/internal/status")
     async def status() -> Response:
-        return Response(msgspec.json.encode(_status(view, settings)), media_type="application/json")
+        return Response(msgspec.json.encode(_status(view, settings.version)), media_type="application/json")
 
     return router
 
 
-def _status(view: ClusterView, settings: ApiSettings) -> dict[str, Any]:
+def _status(view: ClusterView, version: str) -> dict[str, Any]:
     is_ready, reason = view.ready()
     return {
-        "version": settings.version,
-        "model": settings.model_name,
+        "version": version,
+        "models": view.models(),
         "ready": is_ready,
         "reason": reason,
         "in_flight": view.in_flight(),

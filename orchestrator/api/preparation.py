@@ -1,16 +1,16 @@
-"""From the bytes of a request to the sequences to generate: checked, templated, tokenised, with a deadline each.
+"""From the body of a request to the sequences to generate: checked, templated, tokenised, with a deadline each.
 
 Pure and synchronous; `workshop.py` runs it off the event loop. Headers win over the body's fields of the same meaning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from orchestrator.api.body import check_fields, parse_object
+from orchestrator.api.body import check_fields
 from orchestrator.api.history import told_in_words, turns
 from orchestrator.api.reading import Reading
 from orchestrator.api.request_id import keys, required_usable
@@ -88,22 +88,25 @@ class Prepared:
 
 
 class Preparer:
-    """Raises InvalidRequest, ContextLengthExceeded, ModelNotFound."""
+    """Of one model. A body is the object that its JSON holds. Raises InvalidRequest, ContextLengthExceeded,
+    ModelNotFound."""
 
-    def __init__(self, tokenizer: TextTokenizer, settings: ApiSettings) -> None:
-        """Raises ConfigurationError where the settings name a parser that there is not."""
+    def __init__(self, tokenizer: TextTokenizer, settings: ApiSettings, served: Sequence[str]) -> None:
+        """`served`: the names of all models, this one's among them. Raises ConfigurationError where the settings name a
+        parser that there is not."""
+        self._served = served
         self._tokenizer = tokenizer
         self._settings = settings
         self._tool_format = tool_format(settings.tool_parser, tokenizer.template_source)
         self._reasoning_format = reasoning_format(settings.reasoning_parser, tokenizer.template_source)
         self._structurer = Structurer(tokenizer, self._tool_format, user_formats=settings.structured_output)
 
-    def chat(self, raw: bytes, arrival: Arrival) -> Prepared:
-        return self._chat("chatcmpl-", check_fields(parse_object(raw), ChatCompletionRequest, CHAT_NOT_YET), arrival)
+    def chat(self, fields: Mapping[str, Any], arrival: Arrival) -> Prepared:
+        return self._chat("chatcmpl-", check_fields(fields, ChatCompletionRequest, CHAT_NOT_YET), arrival)
 
-    def responses(self, raw: bytes, arrival: Arrival) -> Prepared:
+    def responses(self, fields: Mapping[str, Any], arrival: Arrival) -> Prepared:
         try:
-            body = check_fields(parse_object(raw), ResponsesRequest, RESPONSES_NOT_YET)
+            body = check_fields(fields, ResponsesRequest, RESPONSES_NOT_YET)
             return replace(self._chat("resp_", as_chat(body), arrival), include_usage=True, repeated=repeated(body))
         except InvalidRequest as error:
             raise in_words_of_responses(error) from error
@@ -176,8 +179,8 @@ class Preparer:
             return None
         return "reasoning_content" if self._settings.emit_reasoning_content else "reasoning"
 
-    def completion(self, raw: bytes, arrival: Arrival) -> Prepared:
-        body = check_fields(parse_object(raw), CompletionRequest, COMPLETION_NOT_YET)
+    def completion(self, fields: Mapping[str, Any], arrival: Arrival) -> Prepared:
+        body = check_fields(fields, CompletionRequest, COMPLETION_NOT_YET)
         prompts = body.prompts
         if len(prompts) > self._settings.max_prompts:
             raise InvalidRequest(
@@ -291,11 +294,11 @@ class Preparer:
             raise InvalidRequest(name + error.message.removeprefix(theirs), param=name) from error
 
     def check_model(self, name: str) -> str:
-        """The served model's name, of which "" is another."""
+        """This model's name, of which "" is another where it is the only one."""
+        if name == "" and len(self._served) > 1:
+            raise InvalidRequest(f"model is missing; it must be one of {listed(self._served)}", param="model")
         if name not in ("", self._settings.model_name):
-            raise ModelNotFound(
-                f"the model {name!r} does not exist; served: {self._settings.model_name!r}", param="model"
-            )
+            raise not_served(name, self._served)
         return self._settings.model_name
 
     def _sampling(self, body: GenerationBody) -> SamplingParams:
@@ -370,6 +373,14 @@ class Preparer:
         if not 0 < asked_s <= most_s:
             raise InvalidRequest(f"{name} is {asked_s:g} s; it must be above 0 and at most {most_s:g} s", param=name)
         return Deadline.after(arrival.at_s, asked_s)
+
+
+def not_served(name: str, served: Iterable[str]) -> ModelNotFound:
+    return ModelNotFound(f"the model {name!r} does not exist; served: {listed(served)}", param="model")
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _refuse_ranking(body: CompletionRequest) -> None:

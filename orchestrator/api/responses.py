@@ -14,14 +14,15 @@ from orchestrator.api.services import Services
 
 def responses_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    bytes_of = services.tokenizer.token_bytes
 
     @router.post("/v1/responses", openapi_extra=request_body(ResponsesRequest), responses=answers(ResponseBody))
     async def create_response(request: Request) -> Response:
-        prepared = await services.prepare(request, services.preparer.responses)
+        prepared = await services.prepare(request, lambda model, body, at: model.preparer.responses(body, at))
+        served = services.model_of(prepared)
+        bytes_of = served.tokenizer.token_bytes
         name = prepared.answer_id.removeprefix("resp_")
         items = AnswerItems(name, prepared.logprobs, bytes_of, prepared.reasoning_key is not None)
-        model = services.settings.model_name
+        model = served.settings.model_name
         answer = ResponseAnswer(prepared.answer_id, int(time.time()), model, prepared.repeated, items)
         if prepared.stream:
             return services.stream(prepared, answer)

@@ -4,28 +4,29 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
-from orchestrator.api.body import read_body
+from orchestrator.api.body import parse_object, read_body
 from orchestrator.api.choice import ChoiceText, FinishReason, Piece, Telling, pieces
 from orchestrator.api.chunks import Chunks
 from orchestrator.api.endings import before, while_client_stays
 from orchestrator.api.logprobs import TokenLogprob
 from orchestrator.api.merge import merged
-from orchestrator.api.preparation import Arrival, Prepared, Preparer
+from orchestrator.api.preparation import Arrival, Prepared
 from orchestrator.api.schema import CompletionTokensDetails, PromptTokensDetails, Usage
+from orchestrator.api.served_models import ServedModel, ServedModels
 from orchestrator.api.settings import ApiSettings
 from orchestrator.api.sse import EventStream
 from orchestrator.api.workshop import Workshop
 from orchestrator.ports import ClusterView, Generator
-from pipelines.text.tokenizer import TextTokenizer
 from pipelines.text.tool_parsers.tool_parser import ToolCallDelta, whole_calls
 from pronghorn.clock import Clock
 from pronghorn.tasks import Owner
 
 Made = TypeVar("Made")
+Make: TypeAlias = Callable[[ServedModel, dict[str, Any], Arrival], Made]
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,28 @@ class Answer:
 class Services:
     generator: Generator
     view: ClusterView
-    tokenizer: TextTokenizer
+    models: ServedModels
     settings: ApiSettings
+    """Of any model, for what all of them have in common."""
     clock: Clock
     owner: Owner
-    preparer: Preparer
     workshop: Workshop
 
-    async def prepare(self, request: Request, make: Callable[[bytes, Arrival], Made]) -> Made:
-        """Read the body and make of it what is asked, in the workshop. Raises what `make` raises, RequestTooLarge,
-        DeadlineExceeded and Overloaded."""
+    async def prepare(self, request: Request, make: Make[Made]) -> Made:
+        """Read the body and have the model that it means make of it what is asked, in the workshop. Raises what `make`
+        raises, InvalidRequest, RequestTooLarge, DeadlineExceeded and Overloaded."""
         arrival = Arrival(uuid.uuid4().hex, request.url.path, request.headers, self.clock.now_s())
         request.state.request_id = arrival.request_id
         raw = await read_body(request, self.settings.max_request_bytes, self.settings.default_deadline_s)
-        return await self.workshop.prepare(make, raw, arrival)
+
+        def made(raw: bytes, arrival: Arrival) -> Made:
+            fields = parse_object(raw)
+            return make(self.models.meant(fields), fields, arrival)
+
+        return await self.workshop.prepare(made, raw, arrival)
+
+    def model_of(self, prepared: Prepared) -> ServedModel:
+        return self.models.named(prepared.jobs[0].model)
 
     async def answers(self, request: Request, prepared: Prepared) -> tuple[list[Answer], Usage]:
         """Generate every choice to its end. Raises as `pieces`."""
@@ -100,6 +109,7 @@ class Services:
 
     def _texts(self, prepared: Prepared) -> list[ChoiceText]:
         texts: list[ChoiceText] = []
+        tokenizer = self.model_of(prepared).tokenizer
         for number, job in enumerate(prepared.jobs):
             telling = Telling(
                 logprobs=prepared.logprobs is not None,
@@ -111,7 +121,7 @@ class Services:
             )
             ends = frozenset(job.context.eos_tracker.eos_token_ids)
             for _ in range(prepared.num_choices):
-                texts.append(ChoiceText(len(texts), self.tokenizer, prepared.stops, ends, telling))
+                texts.append(ChoiceText(len(texts), tokenizer, prepared.stops, ends, telling))
         return texts
 
     def _pieces(self, prepared: Prepared, texts: Sequence[ChoiceText]) -> AsyncGenerator[Piece, None]:

@@ -1,4 +1,7 @@
-"""What the HTTP surface is told at its start. Frozen; whoever composes the application fills it in."""
+"""What the HTTP surface is told at its start, of one model; what is not of a model is the same for all of them.
+
+Frozen; whoever composes the application fills it in.
+"""
 
 import msgspec
 
@@ -7,7 +10,7 @@ MEBIBYTE = 1024 * 1024
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
-    """The one model that is served; what `GET /v1/models` lists."""
+    """Of which model these are; what `GET /v1/models` lists."""
     max_length: int
     """Prompt plus output, in tokens."""
     version: str

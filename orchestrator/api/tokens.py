@@ -1,8 +1,9 @@
-"""`POST /tokenize` and `/detokenize`: what the served model's tokenizer makes of a prompt or a conversation, and back.
+"""`POST /tokenize` and `/detokenize`: what a served model's tokenizer makes of a prompt or a conversation, and back.
 
 The tokens of a conversation are those that a chat of the same body would compute.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -11,14 +12,13 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.api.body import check_fields, parse_object
+from orchestrator.api.body import check_fields
 from orchestrator.api.documents import Responses, refusals, request_body
 from orchestrator.api.logprobs import text_of
-from orchestrator.api.preparation import Arrival, Preparer
 from orchestrator.api.schema import ChatMessage, StrictBody, TokenId
+from orchestrator.api.served_models import ServedModel
 from orchestrator.api.services import Services
 from orchestrator.api.structure_schema import MAX_TOOLS, ToolDefinition
-from pipelines.text.tokenizer import TextTokenizer
 from pronghorn.errors import InvalidRequest
 
 MAX_TOKENS = 4 * 1024 * 1024
@@ -61,15 +61,15 @@ class Detokenized(BaseModel):
 
 
 class TokenDesk:
-    """Pure; run in the workshop. Raises InvalidRequest, ModelNotFound."""
+    """Of one model. Pure; run in the workshop. Raises InvalidRequest, ModelNotFound."""
 
-    def __init__(self, tokenizer: TextTokenizer, preparer: Preparer, max_length: int) -> None:
-        self._tokenizer = tokenizer
-        self._preparer = preparer
-        self._max_length = max_length
+    def __init__(self, model: ServedModel) -> None:
+        self._tokenizer = model.tokenizer
+        self._preparer = model.preparer
+        self._max_length = model.settings.max_length
 
-    def tokenize(self, raw: bytes, _: Arrival) -> Tokenized:
-        body = check_fields(parse_object(raw), TokenizeRequest, {})
+    def tokenize(self, fields: Mapping[str, Any]) -> Tokenized:
+        body = check_fields(fields, TokenizeRequest, {})
         self._preparer.check_model(body.model)
         special = body.add_special_tokens
         if body.messages is None:
@@ -81,8 +81,8 @@ class TokenDesk:
         strings = [text_of(self._tokenizer.token_bytes(token)) for token in tokens] if body.return_token_strs else None
         return Tokenized(count=len(tokens), max_model_len=self._max_length, tokens=tokens, token_strs=strings)
 
-    def detokenize(self, raw: bytes, _: Arrival) -> Detokenized:
-        body = check_fields(parse_object(raw), DetokenizeRequest, {})
+    def detokenize(self, fields: Mapping[str, Any]) -> Detokenized:
+        body = check_fields(fields, DetokenizeRequest, {})
         self._preparer.check_model(body.model)
         most = self._tokenizer.vocab_size - 1
         wrong = next((token for token in body.tokens if token > most), None)
@@ -93,18 +93,17 @@ class TokenDesk:
 
 def token_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    desk = TokenDesk(services.tokenizer, services.preparer, services.settings.max_length)
     wrong = refusals(400, 404, 413, 429, 504)
     tokenized: Responses = {200: {"model": Tokenized}}
     detokenized: Responses = {200: {"model": Detokenized}}
 
     @router.post("/tokenize", openapi_extra=request_body(TokenizeRequest), responses=tokenized | wrong)
     async def tokenize(request: Request) -> Response:
-        return _json(await services.prepare(request, desk.tokenize))
+        return _json(await services.prepare(request, lambda model, body, _: TokenDesk(model).tokenize(body)))
 
     @router.post("/detokenize", openapi_extra=request_body(DetokenizeRequest), responses=detokenized | wrong)
     async def detokenize(request: Request) -> Response:
-        return _json(await services.prepare(request, desk.detokenize))
+        return _json(await services.prepare(request, lambda model, body, _: TokenDesk(model).detokenize(body)))
 
     return router
 

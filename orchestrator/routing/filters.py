@@ -13,9 +13,14 @@ from pronghorn.errors import EndpointNotFound, Unavailable
 TCP_SCHEME = "tcp://"
 
 
+def is_named(endpoint: str, node: NodeView) -> bool:
+    """Whether that is what a client calls the node."""
+    return endpoint in (node.name, TCP_SCHEME + node.address)
+
+
 def named_prefill(endpoint: str, nodes: Sequence[NodeView], retry_after_s: float) -> NodeView:
     """Raises EndpointNotFound where it names no prefill node, Unavailable where the named one cannot be given work."""
-    matches = [n for n in nodes if endpoint == n.name or endpoint == TCP_SCHEME + n.address]
+    matches = [node for node in nodes if is_named(endpoint, node)]
     prefill = [node for node in matches if node.role == "prefill"]
     if not prefill:
         known = ", ".join(f"{n.name} ({TCP_SCHEME}{n.address})" for n in nodes if n.role == "prefill") or "none"

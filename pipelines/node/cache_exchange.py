@@ -78,7 +78,7 @@ class CacheExchange:
         self._clock = clock
         self._counters = counters
         self._registry = registry
-        self.peers = Peers(registry, name)
+        self.peers = Peers(registry, name, self._config.model_name)
         self._rates = Rates()
         self._holds = EngineHolds(link.send)
         self._service = FetchService(identity, require_serving, self._holds, link, clock, counters)

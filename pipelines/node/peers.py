@@ -1,4 +1,4 @@
-"""The other nodes that are registered, as of the registry's last word. An outage keeps what was known.
+"""The other nodes of one model that are registered, as of the registry's last word. An outage keeps what was known.
 
 Knows rows; not whether anybody answers.
 """
@@ -20,9 +20,10 @@ listings of N rows, and a peer that is known a second late costs nothing but tha
 
 
 class Peers:
-    def __init__(self, registry: NodeRegistry, name: NodeName) -> None:
+    def __init__(self, registry: NodeRegistry, name: NodeName, model: str) -> None:
         self._registry = registry
         self._name = name
+        self._model = model
         self._records: dict[NodeName, NodeRecord] = {}
 
     def __call__(self) -> Mapping[NodeName, NodeRecord]:
@@ -42,5 +43,8 @@ class Peers:
         except Unavailable as error:
             log.debug("%s keeps the peers that it knows: %s", self._name, error.message)
             return False
-        self._records = {r.name: r for r in records if r.role in ROLES and r.name != self._name}
+        self._records = {r.name: r for r in records if r.name != self._name and self._is_of_use(r)}
         return True
+
+    def _is_of_use(self, record: NodeRecord) -> bool:
+        return record.role in ROLES and record.model == self._model

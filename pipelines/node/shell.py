@@ -378,7 +378,7 @@ class NodeShell:
     # --- to operators -------------------------------------------------------------------------------------------------
 
     def operations(self) -> Operations:
-        return Operations(self.ready, self.ledger, Metrics(self._config.engine.model_name, self.role, self._reading))
+        return Operations(self.ready, self.ledger, Metrics(self.role, {self._config.engine.model_name: self._reading}))
 
     def ready(self) -> tuple[bool, str]:
         """Whether this node could do its work now. Peers have no part in it."""

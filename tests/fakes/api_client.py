@@ -9,6 +9,7 @@ import httpx
 from fastapi import FastAPI
 
 from orchestrator.api.app import build_app
+from orchestrator.api.served_models import ServedModels
 from orchestrator.api.settings import ApiSettings
 from orchestrator.ports import GenerationJob
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -34,7 +35,7 @@ class Served:
         self.generator = ScriptedGenerator(spoken("hello") if script is None else script)
         self.view = ScriptedView()
         tokenizer = byte_tokenizer() if template is None else byte_tokenizer(template)
-        self.app: FastAPI = build_app(self.generator, self.view, tokenizer, settings(**changes))
+        self.app: FastAPI = build_app(self.generator, self.view, ServedModels([(tokenizer, settings(**changes))]))
 
     async def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.explanation import RequestRecord
-from orchestrator.ports import GenerationJob
+from orchestrator.ports import GenerationJob, ModelState
 from pipelines.types.frames import NodeReport
 from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.status import GenerationStatus
@@ -124,6 +124,9 @@ class ScriptedView:
 
     def ready(self) -> tuple[bool, str]:
         return self.readiness
+
+    def models(self) -> list[ModelState]:
+        return [ModelState("org/tiny", *self.readiness, in_flight=2)]
 
     def counters(self) -> dict[str, int]:
         return {"attempts": 3}

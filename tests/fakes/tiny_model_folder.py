@@ -25,10 +25,10 @@ SHAPE = {
 }
 
 
-def write_tiny_model(folder: Path) -> Path:
-    """Always the same weights."""
+def write_tiny_model(folder: Path, seed: int = 7) -> Path:
+    """The same weights for the same seed."""
     tokenizer = write_tokenizer_folder(folder / "tokenizer")
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.move(tokenizer / name, folder / name)

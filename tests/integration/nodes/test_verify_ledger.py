@@ -13,6 +13,7 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.ports import GenerationJob
 from orchestrator.presence import Presence
 from orchestrator.replica import Replica
+from orchestrator.replicas import Replicas
 from pronghorn.clock import SystemClock
 from pronghorn.deadline import Deadline
 from tests.fakes.canary_engine import SEED, canary_context
@@ -43,7 +44,7 @@ async def house(rig: Rig) -> AsyncIterator[House]:
     identity = await identify("orchestrator-1", config, rig.registry)
     assert identity.seed_digest == seed_digest(SEED)
     replica = await start_replica(identity, config, rig.registry)
-    presence = Presence(replica, identity, rig.registry, 60.0)
+    presence = Presence(Replicas([replica]), identity, rig.registry, 60.0)
     await presence.start("127.0.0.1")
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -6,6 +6,7 @@ import gc
 import pytest
 
 from orchestrator.api.app import build_app
+from orchestrator.api.served_models import ServedModels
 from tests.fakes.api_client import Connection, settings
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.canary_pipeline import VOCAB_SIZE, continuation
@@ -55,7 +56,7 @@ async def test_a_client_that_disconnects_after_any_number_of_turns_leaves_nothin
     async with cluster() as (_, replica, decode):
         tokenizer = byte_tokenizer()
         tokenizer.vocab_size = VOCAB_SIZE
-        app = build_app(replica, replica, tokenizer, settings(model_name=MODEL))
+        app = build_app(replica, replica, ServedModels([(tokenizer, settings(model_name=MODEL))]))
         before = await tasks()
         for count in TURNS:
             prompts = [f"the first of {count}", f"the second of {count}"]

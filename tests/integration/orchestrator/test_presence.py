@@ -10,6 +10,7 @@ import msgspec
 from kvcache.handshake import Identity
 from operations.port import ROUTES
 from orchestrator.presence import Presence
+from orchestrator.replicas import Replicas
 from pipelines.types.frames import BlockEvents, BlocksStored, Heartbeat
 from pronghorn.ids import new_incarnation
 from pronghorn.ledger import Kind, Ledger
@@ -24,7 +25,7 @@ LEASE_S = 60.0
 async def present(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
     """The replica's operations port, found in the registry."""
     identity = Identity(role="orchestrator", name="orchestrator-1", incarnation=new_incarnation(), model=MODEL)
-    presence = Presence(cluster.replica, identity, cluster.registry, LEASE_S)
+    presence = Presence(Replicas([cluster.replica]), identity, cluster.registry, LEASE_S)
     await presence.start("127.0.0.1")
     try:
         async with asyncio.timeout(60.0):

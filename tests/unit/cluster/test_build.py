@@ -50,3 +50,26 @@ def test_where_places_are_counted_the_old_replica_goes_before_the_new_one_comes(
     built = deployments({**args, "placement": {"decode": {"max_per_machine": 1}}})
     surge = {name: deployment._deployment_config.max_surge_percent for name, deployment in built.items()}
     assert surge == {"decode": 0, "prefill": 1, "orchestrator": 1}
+
+
+def test_each_model_has_pools_and_is_told_to_the_one_orchestrator(args: dict[str, Any]) -> None:
+    path = args["model_path"]
+    models = {
+        "a": {"path": path, "decode": 2, "max_length": 64},
+        "b": {"path": path, "prefill": 0, "dtype": "bfloat16"},
+    }
+    built = deployments({**args, "model_path": "", "model_name": "", "models": models, "max_in_flight": 8})
+    assert {name: built[name].num_replicas for name in built if name != "orchestrator"} == {
+        "decode-a": 2,
+        "prefill-a": 1,
+        "decode-b": 1,
+    }
+    engines = {name: built[name].init_args[0]["node"]["engine"] for name in built if name != "orchestrator"}
+    assert [engines[name]["model_name"] for name in ("decode-a", "prefill-a", "decode-b")] == ["a", "a", "b"]
+    assert (engines["decode-a"]["max_length"], engines["decode-b"]["dtype"]) == (64, "bfloat16")
+    told = built["orchestrator"].init_args[0]
+    assert [(one["model_name"], one["max_length"], one["prefill_expected"]) for one in told] == [
+        ("a", 64, True),
+        ("b", 512, False),
+    ]
+    assert built["orchestrator"].max_ongoing_requests == 32

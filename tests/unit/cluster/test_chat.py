@@ -1,7 +1,8 @@
+import httpx
 import pytest
 
-from cluster.chat import _pieces
-from pronghorn.errors import Unavailable
+from cluster.chat import _only_model, _pieces
+from pronghorn.errors import ConfigurationError, Unavailable
 
 
 def lines(*chunks: str) -> list[str]:
@@ -29,3 +30,15 @@ def test_an_error_amid_the_stream_is_raised() -> None:
 def test_a_stream_without_an_end_is_an_error() -> None:
     with pytest.raises(Unavailable, match="broke off"):
         list(_pieces(iter(lines('{"choices": []}'))))
+
+
+def client(*models: str) -> httpx.Client:
+    answer = {"data": [{"id": model} for model in models]}
+    return httpx.Client(base_url="http://c", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=answer)))
+
+
+def test_the_only_model_need_not_be_named_and_one_of_several_must() -> None:
+    with client("a") as one, client("a", "b") as several:
+        assert _only_model(one) == "a"
+        with pytest.raises(ConfigurationError, match="serves a, b; say which with --model"):
+            _only_model(several)

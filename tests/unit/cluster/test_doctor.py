@@ -43,7 +43,7 @@ def test_a_sound_cluster_is_left_in_peace() -> None:
         (host(device="cuda", cuda_build=True), "torch", "error", "no GPU"),
         (host(gpus=2, cuda_build=True), "torch", "warning", "2 GPUs are here"),
         (
-            host(nodes=2, pool_bytes=512 * MEBIBYTE, available_bytes=1000 * MEBIBYTE),
+            host(nodes=2, pools_bytes=1024 * MEBIBYTE, available_bytes=1000 * MEBIBYTE),
             "memory",
             "error",
             "2 nodes ask for 1024 MiB and 1000 MiB",

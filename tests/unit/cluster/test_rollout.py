@@ -91,3 +91,20 @@ def test_a_node_is_found_among_the_replicas_by_its_name() -> None:
 def test_an_application_that_is_not_there_is_said_to_be_absent(found: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="does not run the application 'app'"):
         deployed(found, "app")
+
+
+SEVERAL = {**ARGS, "models": {"a": {"path": "/a", "decode": 3}, "org/B": {"path": "/b", "prefill": 0}}}
+
+
+def test_each_model_has_pools_of_its_own_size() -> None:
+    sizes = {"decode-a": 3, "prefill-a": 1, "decode-org-b": 2, "orchestrator": 1}
+    assert deployed(details(args=SEVERAL), "app").sizes == sizes
+    plan = planned(deployed(details(args=SEVERAL), "app"), Change(1.0, sizes={"decode-a": 1}))
+    assert plan.sizes == {**sizes, "decode-a": 1}
+
+
+def test_a_node_that_is_not_replaced_makes_its_models_pool_smaller() -> None:
+    now = deployed(details(args=SEVERAL, **{"decode-org-b": {"x1": "RUNNING"}}), "app")
+    assert now.has_running("decode-org-b-x1") and not now.has_running("decode-a-x1")
+    assert planned(now, Change(1.0, without="decode-org-b-x1")).sizes["decode-org-b"] == 1
+    assert planned(now, Change(1.0, without="decode-org-b-x1")).sizes["decode-a"] == 3

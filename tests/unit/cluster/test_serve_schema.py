@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import yaml
 
-from cluster.config import ClusterConfig, Placement, Placements, ServiceConfig
+from cluster.config import ClusterConfig, ServiceConfig
 from cluster.serve_schema import for_others
+from cluster.setting_types import Placement, Placements
 
 with warnings.catch_warnings():  # Ray's modules warn of their own ways when they are imported
     warnings.simplefilter("ignore")

@@ -40,8 +40,8 @@ def test_gauges_and_totals_are_told_in_the_codes_own_words(texts: dict[str, str]
 
 def test_no_metric_is_missing_and_none_is_invented() -> None:
     every = Reading(dict.fromkeys(GAUGES, 1.0), [], {"submitted": 1}, cache=(16, 8))
-    metrics = Metrics("m", "decode", lambda: every)
-    RequestMetrics(metrics).finished("stop", 1.0)
+    metrics = Metrics("decode", {"m": lambda: every})
+    RequestMetrics(metrics).of("m").finished("stop", 1.0)
     served = set(re.findall(rf"^# TYPE {PREFIX}(\S+) (\S+)$", metrics.text().decode(), re.MULTILINE))
     served = {(name, kind) for name, kind in served if not name.endswith("_created")}
     assert {(name, kind) for name, kind, _ in table("Metrics")} == served

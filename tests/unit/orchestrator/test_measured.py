@@ -12,6 +12,7 @@ from pipelines.types.status import GenerationStatus
 from pipelines.types.text_output import TextGenerationOutput
 from pronghorn.clock import ManualClock
 from pronghorn.errors import Overloaded
+from tests.fakes.memory_node import MODEL
 from tests.fakes.metric_samples import samples
 from tests.fakes.orchestrator_cluster import Cluster
 
@@ -53,7 +54,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics("m", "orchestrator", lambda: Reading({}, [], {}))
+    return Metrics("orchestrator", {MODEL: lambda: Reading({}, [], {})})
 
 
 async def test_first_token_gaps_and_end_are_measured_of_each_choice(clock: ManualClock, metrics: Metrics) -> None:

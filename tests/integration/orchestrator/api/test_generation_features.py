@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decode_nodes.engine import build as build_decode
 from kvcache.memory import BlockMemory
 from orchestrator.api.app import build_app
+from orchestrator.api.served_models import ServedModels
 from orchestrator.node_client import GrpcConnector
 from orchestrator.replica import Replica
 from pipelines.runtime.config import EngineConfig
@@ -65,7 +66,7 @@ async def served(folder: Path, *, apart: bool) -> AsyncIterator[httpx.AsyncClien
         stack.push_async_callback(replica.stop)
         await until_usable(replica, len(nodes))
         told = settings(model_name=NODES_MODEL, logits_processors=frozenset(PROCESSORS))
-        app = build_app(replica, replica, byte_tokenizer(), told)
+        app = build_app(replica, replica, ServedModels([(byte_tokenizer(), told)]))
         transport = httpx.ASGITransport(app=app)
         yield await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://test"))
         await at_rest(*nodes)

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import threading
 
 import pytest
@@ -13,9 +12,8 @@ from tests.fakes.byte_tokenizer import byte_tokenizer
 
 
 def prepare(body: dict, headers: dict[str, str] | None = None, **changes) -> Prepared:
-    preparer = Preparer(byte_tokenizer(), settings(**changes))
-    raw = json.dumps({"prompt": "hi"} | body).encode()
-    return preparer.completion(raw, Arrival("r1", "/v1/completions", headers or {}, 100.0))
+    preparer = Preparer(byte_tokenizer(), settings(**changes), [settings().model_name])
+    return preparer.completion({"prompt": "hi"} | body, Arrival("r1", "/v1/completions", headers or {}, 100.0))
 
 
 def test_each_prompt_of_a_request_that_its_client_has_named_has_a_key() -> None:

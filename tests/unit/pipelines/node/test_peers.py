@@ -39,7 +39,7 @@ def test_others_are_peers_and_oneself_is_none(loop: VirtualLoop) -> None:
     async def play() -> None:
         registry = Forgetful(ManualClock())
         await registry.register(OLD, 60.0)
-        theirs, ours = Peers(registry, NodeName("me")), Peers(registry, OLD.name)
+        theirs, ours = Peers(registry, NodeName("me"), OLD.model), Peers(registry, OLD.name, OLD.model)
         watching = [loop.create_task(peers.watch()) for peers in (theirs, ours)]
         await asyncio.sleep(PAUSE_S)
         assert list(theirs()) == [OLD.name] and not ours()
@@ -49,10 +49,23 @@ def test_others_are_peers_and_oneself_is_none(loop: VirtualLoop) -> None:
     loop.run_until_complete(play())
 
 
+def test_a_node_of_another_model_is_no_peer(loop: VirtualLoop) -> None:
+    async def play() -> None:
+        registry = Forgetful(ManualClock())
+        await registry.register(OLD, 60.0)
+        peers = Peers(registry, NodeName("me"), "another")
+        watching = loop.create_task(peers.watch())
+        await asyncio.sleep(PAUSE_S)
+        assert not peers()
+        watching.cancel()
+
+    loop.run_until_complete(play())
+
+
 def test_a_listing_that_was_not_answered_is_asked_for_again_though_nothing_changes(loop: VirtualLoop) -> None:
     async def play() -> None:
         registry = Forgetful(ManualClock())
-        peers = Peers(registry, NodeName("me"))
+        peers = Peers(registry, NodeName("me"), OLD.model)
         watching = loop.create_task(peers.watch())
         await asyncio.sleep(2 * PAUSE_S)
         registry.misses = 2
