@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import httpx
 import msgspec
@@ -113,11 +114,7 @@ class Injector:
         elif at.link_bytes is not None:
             pool = aim_node(fault)
             assert pool is not None
-            [victim] = await self._victims(pool, 1)
-            passed = asyncio.Event()
-            self._site.link(victim).after(at.link_bytes, at.link_way, passed.set)
-            await passed.wait()
-            return victim
+            return await self._first_to_pass(pool, at.link_bytes, at.link_way)
         return None
 
     async def _strike(self, fault: Fault, victim: Process | None) -> None:
@@ -155,6 +152,19 @@ class Injector:
                 self._proof(fault, "redis", f"{await self._site.flush_redis()} keys were there, and were dropped")
 
     # --- whom ---
+
+    async def _first_to_pass(self, pool: str, count: int, way: str) -> Process:
+        """The node of the pool on whose link so many bytes have passed first, whichever is sent the work."""
+        first: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
+
+        def passed(one: Process) -> None:
+            if not first.done():
+                first.set_result(one)
+
+        await self._victims(pool, 1)
+        for one in await self._site.processes(pool):
+            self._site.link(one).after(count, way, partial(passed, one))
+        return await first
 
     async def _victims(self, role: str, count: int) -> list[Process]:
         """The busiest of the role; waits where there are not so many. Raises Unavailable where none comes."""

@@ -28,6 +28,8 @@ class Links:
         self._folder = folder
         self._owner = Owner("links")
         self._proxies: dict[str, CutProxy] = {}
+        self.records: dict[str, NodeRecord] = {}
+        """By name: the nodes that are registered now."""
 
     def start(self) -> None:
         self._owner.start(self._follow(), "follow the registry")
@@ -69,3 +71,4 @@ class Links:
                     port = int(address.rpartition(":")[2])
                     proxy = self._proxies[address] = CutProxy(LISTENING, port)
                     await proxy.start(ADVERTISED, port)
+        self.records = {record.name: record for record in records}

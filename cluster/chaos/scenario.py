@@ -63,7 +63,7 @@ class When(Struct, frozen=True):
     ended: Some | None = None
     """Requests that have ended."""
     link_bytes: Some | None = None
-    """Bytes that have passed on the victim's link, on the way of `link_way`."""
+    """Bytes that have passed on the link of one of its pool, on the way of `link_way`: that one is the victim."""
     link_way: Literal["up", "down"] = "down"
 
     @property

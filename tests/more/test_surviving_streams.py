@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from cluster.chaos.cut_proxy import DOWN, UP
+from cluster.chaos.links import ADVERTISED
 from kvcache.registry import NodeRecord
-from tests.fakes.proxied_nodes import ADVERTISED, ProxiedNodes, proxied_nodes
+from tests.fakes.proxied_nodes import ProxiedNodes, proxied_nodes
 from tests.fakes.recorded_streams import STREAMS, RecordedStreams
 from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start
 
