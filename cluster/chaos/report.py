@@ -23,6 +23,7 @@ def show(outcomes: list[Outcome], out: Console) -> None:
     for heading in (
         "fired",
         "requests",
+        "again",
         "errors",
         "lost",
         "duplicated",
@@ -54,6 +55,7 @@ def _cells(outcome: Outcome) -> list[str]:
         outcome.scenario,
         f"{len(outcome.fired)}/{max(outcome.faults, len(outcome.fired))}",
         str(outcome.count),
+        str(outcome.asked_again),
         str(outcome.total(Verdict.ERROR)),
         str(outcome.total(Verdict.LOST)),
         str(outcome.total(Verdict.DUPLICATED)),

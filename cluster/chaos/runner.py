@@ -37,6 +37,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     requests: dict[Verdict, int] = {}
     extra_requests: dict[Verdict, int] = {}
     """Of the faults' own loads."""
+    asked_again: int = 0
+    """Tries beyond each request's first."""
     leftovers: list[str] = []
     recovered_s: float | None = None
     """From the end of the last fault until the cluster was whole; None where it was not, or nothing was done to it."""
@@ -198,6 +200,7 @@ class _Run:
             fired=self._injector.fired,
             requests=dict(recorder.verdicts(extra=False)),
             extra_requests=dict(recorder.verdicts(extra=True)),
+            asked_again=sum(max(0, len(request.tries) - 1) for request in recorder.requests),
             leftovers=left,
             recovered_s=self._recovered_s,
             first_token_p50_s=_quantile(firsts, 0.5),

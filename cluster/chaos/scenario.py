@@ -50,7 +50,7 @@ class Load(Struct, frozen=True):
     leaving: Share = 0.0
     """Of the requests: their client leaves at any moment."""
     deadline_s: Seconds = 120.0
-    retries: Annotated[int, Meta(ge=0, le=100)] = 0
+    retries: Annotated[int, Meta(ge=0, le=100)] = 3
     """How often a client asks again whose connection broke, or who was told 429 or 503."""
 
 
