@@ -15,12 +15,12 @@ from cluster.setting_types import Count, CountOrNone, Device, Disaggregation, Dt
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 
 
-class ModelPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ModelPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     prefill: Placement | None = None
     decode: Placement | None = None
 
 
-class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """All but `path` means what it does in `ServiceConfig`; None: as there."""
 
     path: str

@@ -35,6 +35,7 @@ OLD = NodeRecord(
 )
 NEW = msgspec.structs.replace(OLD, incarnation="b" * 32, registered_at_unix_s=OLD.registered_at_unix_s + 1e-3)
 ORCHESTRATOR = OrchestratorRecord(
+    models=["m", "org/n"],
     name="orchestrator-1",
     model="smol",
     incarnation="d" * 32,

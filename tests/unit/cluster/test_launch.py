@@ -1,11 +1,15 @@
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from cluster.config import ClusterConfig, ServiceConfig
 from cluster.config_problems import redacted
-from cluster.launch import choose_edge
+from cluster.launch import choose_edge, with_model
+from cluster.model_config import ModelConfig
 from cluster.ports import free_port, is_free, require_free
+from cluster.preconditions import require_memory
 from pronghorn.errors import ConfigurationError
 
 
@@ -56,3 +60,42 @@ def test_an_address_of_another_machine_is_refused() -> None:
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+TWO = ServiceConfig(
+    model_path="",
+    model_name="",
+    models={"a": ModelConfig(path="a-spec"), "b": ModelConfig(path="b-spec", kv_memory_bytes=1 << 20)},
+    redis_url="r",
+    key_prefix="k",
+    prefill=1,
+    decode=2,
+    kv_memory_bytes=1 << 30,
+)
+
+
+def test_every_model_is_found_and_checked_and_the_one_at_fault_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checked: list[tuple[str, str]] = []
+
+    def engines(service: ServiceConfig) -> None:
+        checked.append((service.model_name, service.model_path))
+        if service.model_name == "b":
+            raise ConfigurationError("too few blocks")
+
+    monkeypatch.setattr("cluster.launch.find", lambda spec, *_: tmp_path / spec)
+    monkeypatch.setattr("cluster.launch.config.node", engines)
+    with pytest.raises(ConfigurationError, match="model 'b': too few blocks"):
+        with_model(ClusterConfig(service=TWO), lambda _: None)
+    assert checked == [("a", str(tmp_path / "a-spec")), ("b", str(tmp_path / "b-spec"))]
+    monkeypatch.setattr("cluster.launch.config.node", lambda _: None)
+    found = with_model(ClusterConfig(service=TWO), lambda _: None).service
+    assert [one.model_path for one in found.each] == [str(tmp_path / "a-spec"), str(tmp_path / "b-spec")]
+
+
+def test_memory_is_reckoned_over_the_pools_of_every_model() -> None:
+    wanted = ClusterConfig(service=TWO)
+    require_memory(wanted, 3 * ((1 << 30) + (1 << 20)))
+    with pytest.raises(ConfigurationError, match="the KV pools of 6 nodes ask for 3075 MiB and 3074 MiB"):
+        require_memory(wanted, 3 * ((1 << 30) + (1 << 20)) - 1)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from cluster.config import ClusterConfig, ServiceConfig
+from cluster.model_config import ModelConfig, ModelPlacement
 from cluster.serve_schema import for_others
 from cluster.setting_types import Placement, Placements
 
@@ -64,3 +65,24 @@ def test_a_url_without_a_password_is_printed(config: ClusterConfig) -> None:
     service = msgspec.structs.replace(config.service, redis_url="redis://r:1/0")
     (application,) = for_others(msgspec.structs.replace(config, service=service))["applications"]
     assert application["args"]["redis_url"] == "redis://r:1/0"
+
+
+def test_several_models_are_printed_with_what_is_theirs_and_build(config: ClusterConfig, tmp_path: Path) -> None:
+    models = {
+        "a": ModelConfig(path=str(tmp_path), decode=3),
+        "org/b": ModelConfig(path=str(tmp_path), placement=ModelPlacement(decode=Placement(max_per_machine=2))),
+    }
+    several = {"models": models, "model_path": "", "model_name": "", "redis_url": "redis://r:1/0"}
+    service = msgspec.structs.replace(config.service, **several)
+    text = yaml.safe_dump(for_others(msgspec.structs.replace(config, service=service)), sort_keys=False)
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
+    assert application.args["models"] == {
+        "a": {"path": str(tmp_path), "decode": 3},
+        "org/b": {
+            "path": str(tmp_path),
+            "placement": {"decode": {"labels": {}, "resources": {}, "max_per_machine": 2}},
+        },
+    }
+    ingress = build.app(application.args)._bound_deployment
+    sizes = {bound.name: bound.num_replicas for node in ingress.init_args[1:] if (bound := node._bound_deployment)}
+    assert sizes == {"decode-a": 3, "prefill-a": 1, "decode-org-b": 2, "prefill-org-b": 1}
