@@ -33,6 +33,7 @@ import psutil
 from kvcache import transfer
 from kvcache.layout import KVLayout
 from kvcache.memory import BlockMemory
+from pipelines.node.frame_memory import keep_frame_memory
 from pipelines.node.local_client import LocalStreamClient
 from pipelines.node.local_server import LocalServer
 from pipelines.node.session_service import grpc_server
@@ -57,11 +58,17 @@ TCP, COPY, SHARED = "TCP recv_into", "copy in one process", "shared memory"
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Blocks `first` to `last`, numbers that go round the pool."""
+    """Every `step`th block from `first` to `last`, numbers that go round the pool: streams that run at once read
+    different memory."""
 
     block_bytes: int
     first: int
     last: int
+    step: int = 1
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.last, self.step)
 
 
 class Spoken(msgspec.Struct, frozen=True):
@@ -93,8 +100,8 @@ class Holder:
         ask = msgspec.json.decode(data, type=Ask)
         sent: dict[int, bytes] = {}
         step = carriage.blocks_per_frame(ask.block_bytes)
-        for first in range(ask.first, ask.last, step):
-            numbers = range(first, min(first + step, ask.last))
+        for first in range(0, len(ask.numbers), step):
+            numbers = ask.numbers[first : first + step]
             for frame in carriage.encode(((n, self.block(n, ask.block_bytes)) for n in numbers), sent):
                 yield frame
         yield transfer.encode_commit(sent)
@@ -105,7 +112,7 @@ class Holder:
             with connected:
                 while data := connected.recv(1024):
                     ask = msgspec.json.decode(data, type=Ask)
-                    for number in range(ask.first, ask.last):
+                    for number in ask.numbers:
                         connected.sendall(self.block(number, ask.block_bytes))
 
 
@@ -137,6 +144,7 @@ class Mooncake:
 
 
 async def hold(incarnation: Incarnation, tls: TlsFiles) -> None:
+    keep_frame_memory()  # as a node does
     holder = Holder()
     method = StreamMethod(FETCH_METHOD, holder.frames)
     server = grpc_server()
@@ -207,18 +215,13 @@ class Asker:
         target = PrefillTarget(NodeName("holder"), address, Incarnation(self._spoken.incarnation))
 
         async def path(block_bytes: int, blocks: int) -> None:
-            bounds = [blocks * i // len(clients) for i in range(len(clients) + 1)]
-            await asyncio.gather(
-                *(
-                    self._fetch(client, target, Ask(block_bytes, first, last))
-                    for client, first, last in zip(clients, bounds, bounds[1:], strict=False)
-                )
-            )
+            asks = [Ask(block_bytes, first, blocks, len(clients)) for first in range(len(clients))]
+            await asyncio.gather(*(self._fetch(client, target, ask) for client, ask in zip(clients, asks, strict=True)))
 
         return path
 
     async def _fetch(self, client: StreamPort, target: PrefillTarget, ask: Ask) -> None:
-        destinations = {n: block_of(self.memory, n, ask.block_bytes) for n in range(ask.first, ask.last)}
+        destinations = {n: block_of(self.memory, n, ask.block_bytes) for n in ask.numbers}
         receiver = transfer.BlockReceiver(destinations)
         async with client.stream(target, msgspec.json.encode(ask), TIMEOUT_S) as stream:
             while not receiver.committed:
@@ -277,6 +280,7 @@ async def measure(total_bytes: int, rounds: int, only: str) -> list[dict[str, An
 async def measure_between(total_bytes: int, rounds: int, only: str, tls: TlsFiles) -> list[dict[str, Any]]:
     with holder_process(tls) as (process, spoken):
         both = psutil.Process(), psutil.Process(process.pid)
+        keep_frame_memory()
         asker = Asker(spoken, tls)
         paths = {name: path for name, path in asker.paths().items() if only in name or name == TCP}
         taken: dict[tuple[str, str], list[tuple[float, float]]] = {}

@@ -21,6 +21,7 @@ from kvcache.redis_directory import open_directory
 from kvcache.redis_registry import open_registry
 from kvcache.registry import NodeRegistry
 from pipelines.node.config import parse_config
+from pipelines.node.frame_memory import keep_frame_memory
 from pipelines.node.peer_streams import streams_from_nodes
 from pipelines.node.stream_client import IDLE_CHANNEL_S
 from pipelines.runtime.kv_layout import layout_of
@@ -40,6 +41,7 @@ async def start_node(name: NodeName, config: DecodeNodeConfig, registry: NodeReg
 
     Raises ConfigurationError, EngineDied, or Unavailable where the registry does not answer.
     """
+    keep_frame_memory()
     clock, counters = SystemClock(), Counters()
     engine_config = config.node.engine
     seed = await registry.cluster_seed()

@@ -37,7 +37,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "cluster/verify_logits.py",
         "cluster/random_models.py",
     ),
-    "numba": ("pipelines/models/*", "pipelines/runtime/*"),
+    "numba": ("kvcache/digested_copy.py", "pipelines/models/*", "pipelines/runtime/*"),
     "transformers": (
         "pipelines/models/*",
         "pipelines/text/*",

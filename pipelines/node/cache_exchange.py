@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from kvcache import digested_copy
 from kvcache.connector import KVConnector, NullConnector
 from kvcache.contents import CacheContents
 from kvcache.directory import BlockDirectory
@@ -88,6 +89,7 @@ class CacheExchange:
         """The engine has started: the stream that is to be served beside the node's own methods. Runs under `owner`."""
         hasher = BlockHasher(self._config.hash_algo, self._seed, self._config.model_name, None, ready.layout)
         memory = self._link.memory
+        digested_copy.prepare()
         if self._config.enable_prefix_caching:
             self._connector = self._new_connector(memory)
         if self._connector.keeps:

@@ -6,6 +6,7 @@ Invariants: what was received and not taken is bounded; the end of the other sid
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -91,7 +92,10 @@ class LocalConnection:
         try:
             if descriptors:  # with the first bytes, which a waiting socket always takes
                 data = data[socket.send_fds(self._socket, [data], list(descriptors)) :]
-            await self._send_all(data)
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._socket.send(data) :]
+            if data:
+                await self._send_all(data)
         except OSError as error:  # a TimeoutError is one too
             self._end()
             raise NodeLost(f"the local connection broke: {error}") from error
