@@ -159,8 +159,7 @@ def show(status: ClusterStatus, console: Console) -> None:
     facts = {
         "url": status.url,
         "dashboard": status.dashboard_url,
-        "models": ", ".join(model.name if model.ready else f"{model.name} (not ready)" for model in status.models)
-        or None,
+        "models": "; ".join(map(_model_line, status.models)) or None,
         "HTTP edge": status.edge,
         "Ray": status.ray_address,
         "Redis": _redis_line(status.redis),
@@ -178,6 +177,11 @@ def show(status: ClusterStatus, console: Console) -> None:
         console.print(_listeners_table(status.listening))
 
 
+def _model_line(model: ModelStatus) -> str:
+    pools = ", ".join(f"{count} {role}" for role, count in model.pools.items())
+    return f"{model.name}: {pools}" + ("" if model.ready else f", not ready ({model.reason})")
+
+
 def _redis_line(redis: RedisStatus | None) -> str | None:
     if redis is None:
         return None
@@ -188,7 +192,7 @@ def _redis_line(redis: RedisStatus | None) -> str | None:
 
 def _nodes_table(nodes: list[NodeReport]) -> Table:
     table = Table(box=None)
-    for heading in ("node", "model", "pool", "address", "health"):
+    for heading in ("node", "pool", "address", "health"):
         table.add_column(heading, no_wrap=True)
     for heading in ("in flight", "running", "waiting", "free", "held", "cached", "prompt tok/s", "output tok/s"):
         table.add_column(heading, justify="right")
@@ -197,9 +201,7 @@ def _nodes_table(nodes: list[NodeReport]) -> Table:
         numbers = (node.in_flight, node.running, node.waiting, node.free_blocks, node.held_blocks, node.cached_blocks)
         rates = (node.prompt_throughput, node.generation_throughput)
         table.add_row(
-            *(node.name, node.model, node.role, node.address, health),
-            *map(str, numbers),
-            *(f"{rate:.0f}" for rate in rates),
+            node.name, node.role, node.address, health, *map(str, numbers), *(f"{rate:.0f}" for rate in rates)
         )
     return table
 

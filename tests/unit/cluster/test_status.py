@@ -1,10 +1,13 @@
+import io
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from cluster.config import ClusterConfig, ServiceConfig
 from cluster.run_folder import Run, RunFolder, RunState
-from cluster.status import gather
+from cluster.status import ModelStatus, gather, show
 from pronghorn.errors import ConfigurationError
 
 SERVICE = ServiceConfig(model_path="/m", model_name="m", redis_url="", key_prefix="k")
@@ -47,3 +50,16 @@ def test_it_is_abandoned_where_nobody_holds_the_folder(folder: RunFolder, tmp_pa
     for record in ("lock", "run.json", "state.json"):
         (tmp_path / "copy" / record).write_bytes((folder.path / record).read_bytes())
     assert gather(RunFolder(tmp_path, "copy")).phase == "abandoned"
+
+
+def test_each_model_is_shown_with_its_pools_and_what_it_lacks(folder: RunFolder) -> None:
+    folder.claim()
+    models = [
+        ModelStatus("a", True, "fine", 0, {"prefill": 1, "decode": 2}),
+        ModelStatus("org/b", False, "no decode node is usable", 0, {"prefill": 1, "decode": 0}),
+    ]
+    console = Console(file=io.StringIO(), width=160)
+    show(replace(gather(folder), models=models), console)
+    assert isinstance(console.file, io.StringIO)
+    said = " ".join(console.file.getvalue().split())
+    assert "a: 1 prefill, 2 decode; org/b: 1 prefill, 0 decode, not ready (no decode node is usable)" in said
