@@ -5,10 +5,15 @@ Keys under the cluster's prefix, `<p>:dir:...`:
     row:<16 bytes of a hash>   string: the numbers of the lives that have the block, 4 bytes little-endian each
     of:<number>                set: the 16 bytes of every block that this life has, for its end
     names                      hash: node name -> JSON {incarnation, at, id}: who holds the name, under which number
+    said                       hash: number -> which of its life's changes was the last
     lives                      hash: number -> JSON {incarnation, name}: the numbers that count
     leases                     sorted set: number by the end of its lease, in ms of the server's clock
     garbage                    set: numbers that count no more, whose rows are still to be cleared
-    ids, entries               counters: the last number, and how many (block, life) pairs there are
+    entries                    counter: how many (block, life) pairs there are
+
+A life counts its changes, and says with each word which was the last that it was told of: a server that has lost some,
+as a replica that took its master's place, knows nothing of it any more, so that it writes everything again. Numbers are
+drawn at random: one that a flushed server gave again would still be another life's to whoever has read it.
 
 A life writes under a number that is its own alone, so that nothing it wrote counts once the number is struck from
 `lives`, at once, however many rows there are; they are cleared in batches afterwards. All changes are scripts, and may
@@ -16,23 +21,20 @@ be applied twice without harm, since the client retries. A string for each block
 what was measured (2,600 prefixes of 256 blocks a second); scripts of 256 blocks the fastest to write.
 """
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from struct import iter_unpack
 from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from kvcache.directory import KEY_BYTES, LEASE_S, superseded, unknown
 from kvcache.hashing import BlockHash
-from kvcache.redis_rows import honour_cancellation
+from kvcache.redis_rows import connect, honour_cancellation
 from pronghorn.errors import ConfigurationError, Unavailable
 from pronghorn.ids import Incarnation, NodeName
 
-TIMEOUT_S = 0.5
 BYTES_PER_ENTRY = 200
 """Redis memory of one (block, life) pair, by measurement of a row (104) and a member of a set, rounded up."""
 BATCH = 256
@@ -57,6 +59,7 @@ local function strike(id)
         if row and tostring(row.id) == tostring(id) then redis.call('HDEL', p .. 'names', life.name) end
     end
     redis.call('HDEL', p .. 'lives', id)
+    redis.call('HDEL', p .. 'said', id)
     redis.call('ZREM', p .. 'leases', id)
     redis.call('SADD', p .. 'garbage', id)
 end
@@ -77,7 +80,8 @@ local function forget(id, key)
 end
 """
 
-# ARGV: name, incarnation. Ends the script with {-1} or {-2, holder} unless this life holds the name.
+# ARGV: name, incarnation, the last change of this life that the server is known to have. Ends the script with {-1} or
+# {-2, holder} unless this life holds the name and the server has that change. `says` is for a script that is a change.
 _FENCED = (
     _COMMON
     + """
@@ -85,11 +89,14 @@ lapse()
 local row = row_of(ARGV[1])
 if not row then return {-1, ''} end
 if row.incarnation ~= ARGV[2] then return {-2, row.incarnation} end
+local said = tonumber(ARGV[3])
+if tonumber(redis.call('HGET', p .. 'said', row.id) or 0) < said then return {-1, ''} end
 local set = p .. 'of:' .. row.id
+local function says() redis.call('HSET', p .. 'said', row.id, said + 1) end
 """
 )
 
-# ARGV: name, incarnation, registered_at, lease in ms.
+# ARGV: name, incarnation, registered_at, lease in ms, a number that nobody has had.
 _OPEN = (
     _COMMON
     + """
@@ -97,7 +104,10 @@ lapse()
 local row = row_of(ARGV[1])
 if row and row.incarnation ~= ARGV[2] and row.at >= tonumber(ARGV[3]) then return {-2, row.incarnation} end
 if row then strike(row.id) end
-local id = redis.call('INCR', p .. 'ids')
+local id = tonumber(ARGV[5])
+while redis.call('HEXISTS', p .. 'lives', id) == 1 or redis.call('SISMEMBER', p .. 'garbage', id) == 1 do
+    id = (id + 1) % 4294967296
+end
 redis.call('HSET', p .. 'names', ARGV[1], cjson.encode({incarnation = ARGV[2], at = tonumber(ARGV[3]), id = id}))
 redis.call('HSET', p .. 'lives', id, cjson.encode({incarnation = ARGV[2], name = ARGV[1]}))
 redis.call('ZADD', p .. 'leases', now_ms() + ARGV[4], id)
@@ -105,14 +115,14 @@ return {id, ''}
 """
 )
 
-# ARGV: name, incarnation, bound on entries, keys.
+# ARGV: as above, bound on entries, keys.
 _STORED = (
     _FENCED
     + """
-local room = tonumber(ARGV[3]) - tonumber(redis.call('GET', p .. 'entries') or 0)
+local room = tonumber(ARGV[4]) - tonumber(redis.call('GET', p .. 'entries') or 0)
 local packed = struct.pack('<I4', row.id)
 local added, done = 0, 0
-for i = 4, #ARGV do
+for i = 5, #ARGV do
     if redis.call('SISMEMBER', set, ARGV[i]) == 0 then
         if added >= room then break end
         redis.call('SADD', set, ARGV[i])
@@ -122,36 +132,38 @@ for i = 4, #ARGV do
     done = done + 1
 end
 if added > 0 then redis.call('INCRBY', p .. 'entries', added) end
+says()
 return {done, ''}
 """
 )
 
-# ARGV: name, incarnation, keys.
+# ARGV: as above, keys.
 _REMOVED = (
     _FENCED
     + """
 local gone = 0
-for i = 3, #ARGV do
+for i = 4, #ARGV do
     if redis.call('SREM', set, ARGV[i]) == 1 then
         forget(row.id, ARGV[i])
         gone = gone + 1
     end
 end
 if gone > 0 then redis.call('DECRBY', p .. 'entries', gone) end
+says()
 return {gone, ''}
 """
 )
 
-# ARGV: name, incarnation, lease in ms.
+# ARGV: as above, lease in ms.
 _REFRESH = (
     _FENCED
     + """
-redis.call('ZADD', p .. 'leases', now_ms() + ARGV[3], row.id)
+redis.call('ZADD', p .. 'leases', now_ms() + ARGV[4], row.id)
 return {redis.call('SCARD', p .. 'garbage'), ''}
 """
 )
 
-# ARGV: name, incarnation.
+# ARGV: as above.
 _LEAVE = (
     _FENCED
     + """
@@ -181,30 +193,30 @@ class RedisDirectory:
 
     def __init__(self, url: str, key_prefix: str, max_bytes: int) -> None:
         try:
-            self._redis = Redis.from_url(
-                url,
-                socket_connect_timeout=TIMEOUT_S,
-                socket_timeout=TIMEOUT_S,
-                retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
-            )
+            self._redis = connect(url)
         except ValueError as error:
             raise ConfigurationError(f"the Redis URL cannot be read: {error}", param="redis_url") from error
         self._prefix = f"{key_prefix}:dir:"
         self._max_entries = max_bytes // BYTES_PER_ENTRY
         self._lives: dict[int, Incarnation] = {}
         """As last read; a number never comes to stand for another life."""
+        self._said: dict[Incarnation, int] = {}
+        """Of each life that writes through this: the number of its last change that the server has."""
         scripts = (_OPEN, _STORED, _REMOVED, _REFRESH, _LEAVE, _COLLECT)
         registered = (self._redis.register_script(script) for script in scripts)
         self._open, self._stored, self._removed, self._refresh, self._leave, self._collect = registered
 
     async def open(self, name: NodeName, incarnation: Incarnation, registered_at_unix_s: float) -> None:
-        await self._fenced(self._open, name, incarnation, repr(registered_at_unix_s), round(LEASE_S * 1000))
+        number = secrets.randbits(32)
+        args = [name, incarnation, repr(registered_at_unix_s), round(LEASE_S * 1000), number]
+        await self._run(self._open, name, incarnation, args)
+        self._said[incarnation] = 0
 
     async def stored(self, name: NodeName, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> int:
         done = 0
         for start in range(0, len(hashes), BATCH):
             keys = [block_hash[:KEY_BYTES] for block_hash in hashes[start : start + BATCH]]
-            count = await self._fenced(self._stored, name, incarnation, self._max_entries, *keys)
+            count = await self._change(self._stored, name, incarnation, self._max_entries, *keys)
             done += count
             if count < len(keys):
                 break
@@ -213,19 +225,29 @@ class RedisDirectory:
     async def removed(self, name: NodeName, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
         for start in range(0, len(hashes), BATCH):
             keys = [block_hash[:KEY_BYTES] for block_hash in hashes[start : start + BATCH]]
-            await self._fenced(self._removed, name, incarnation, *keys)
+            await self._change(self._removed, name, incarnation, *keys)
 
     async def refresh(self, name: NodeName, incarnation: Incarnation) -> None:
-        garbage = await self._fenced(self._refresh, name, incarnation, round(LEASE_S * 1000))
+        try:
+            garbage = await self._fenced(self._refresh, name, incarnation, round(LEASE_S * 1000))
+        except Unavailable as error:
+            if isinstance(error.__cause__, OutOfMemoryError):
+                await self._clear()  # it may be what the server is full of
+            raise
+        if garbage:
+            await self._clear()
+
+    async def _clear(self) -> None:
         cleared = 0
-        while garbage and cleared < COLLECTED_AT_ONCE:
+        while cleared < COLLECTED_AT_ONCE:
             count = await self._ask(self._collect(keys=[self._prefix], args=[BATCH]))
             cleared += count
             if count == 0:
                 break
 
     async def leave(self, name: NodeName, incarnation: Incarnation) -> None:
-        await self._ask(self._leave(keys=[self._prefix], args=[name, incarnation]))
+        await self._ask(self._leave(keys=[self._prefix], args=[name, incarnation, 0]))
+        self._said.pop(incarnation, None)
 
     async def depths(self, hashes: Sequence[BlockHash]) -> dict[Incarnation, int]:
         depth: dict[int, int] = {}
@@ -256,8 +278,17 @@ class RedisDirectory:
         lives = {int(number): msgspec.json.decode(life) for number, life in found.items()}
         self._lives = {number: Incarnation(life["incarnation"]) for number, life in lives.items()}
 
+    async def _change(self, script: Any, name: NodeName, incarnation: Incarnation, *args: object) -> int:
+        count = await self._fenced(script, name, incarnation, *args)
+        self._said[incarnation] = self._said.get(incarnation, 0) + 1
+        return count
+
     async def _fenced(self, script: Any, name: NodeName, incarnation: Incarnation, *args: object) -> int:
-        count, holder = await self._ask(script(keys=[self._prefix], args=[name, incarnation, *args]))
+        said = self._said.get(incarnation, 0)
+        return await self._run(script, name, incarnation, [name, incarnation, said, *args])
+
+    async def _run(self, script: Any, name: NodeName, incarnation: Incarnation, args: list[Any]) -> int:
+        count, holder = await self._ask(script(keys=[self._prefix], args=args))
         if count == -1:
             raise unknown(name, incarnation)
         if count == -2:

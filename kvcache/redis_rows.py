@@ -1,8 +1,10 @@
 """Rows under a lease in Redis or Valkey: those of the nodes, or those of the orchestrators.
 
 A hash of name to JSON record, and a sorted set of name by the expiry of its lease, in milliseconds of the server's
-clock. Rows and leases change in scripts only, so that the fence (a newer incarnation is never overwritten or removed by
-an older one) and the change are one step. All writes may be applied twice without harm, since the client retries.
+clock. A lease is judged only while the server answers and takes writes: one that was away, stopped or set forward gives
+everybody the time that it missed, and one that is full drops nobody. Rows and leases change in scripts only, so that
+the fence (a newer incarnation is never overwritten or removed by an older one) and the change are one step. All writes
+may be applied twice without harm, since the client retries.
 """
 
 import asyncio
@@ -12,13 +14,19 @@ from typing import Any, Generic
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ReadOnlyError, RedisError
 
 from kvcache.registry import RowT, superseded
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation, NodeName
 
 log = logging.getLogger(__name__)
+
+TIMEOUT_S = 1.5
+"""For connecting and for each answer: a server that is half a second away is slow, and not away. Nothing on a request's
+path waits so long."""
 
 # Who holds a name; a row that nobody could have written holds nothing.
 _READ = """
@@ -29,23 +37,39 @@ local function read(held)
 end
 """
 
-# KEYS: nodes, leases. ARGV[1]: channel. Leaves `now` in milliseconds and drops the rows whose lease has run out.
-_DROP_LAPSED = """
+AWAY_MS = 2000
+"""Between two looks at the leases, of which watchers alone have two a second: the server was away."""
+
+# KEYS: nodes, leases, when leases were last judged, and all sorted sets of leases. ARGV[1]: channel.
+# Leaves `now` in milliseconds; `judge` drops the rows whose lease has run out, or answers the error of a server that
+# takes no writes, so that no lease could have been refreshed.
+_JUDGE = f"""
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
-for _, name in ipairs(lapsed) do
-    redis.call('HDEL', KEYS[1], name)
-    redis.call('ZREM', KEYS[2], name)
+local function judge()
+    local away = now - tonumber(redis.call('GET', KEYS[3]) or now)
+    local refused = redis.pcall('SET', KEYS[3], now)
+    if refused.err then return refused end
+    for i = 4, away > {AWAY_MS} and #KEYS or 0 do
+        for _, name in ipairs(redis.call('ZRANGE', KEYS[i], 0, -1)) do redis.call('ZINCRBY', KEYS[i], away, name) end
+    end
+    local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
+    for _, name in ipairs(lapsed) do
+        redis.call('HDEL', KEYS[1], name)
+        redis.call('ZREM', KEYS[2], name)
+    end
+    if #lapsed > 0 then redis.call('PUBLISH', ARGV[1], 'lapsed') end
+    return nil
 end
-if #lapsed > 0 then redis.call('PUBLISH', ARGV[1], 'lapsed') end
 """
 
 # ARGV: channel, name, record, lease in ms, incarnation, registered_at. Answers the incarnation that holds the name.
 _REGISTER = (
     _READ
-    + _DROP_LAPSED
+    + _JUDGE
     + """
+local refused = judge()
+if refused then return refused end
 local row = read(redis.call('HGET', KEYS[1], ARGV[2]))
 local new = row.incarnation ~= ARGV[5]
 if new and row.registered_at_unix_s >= tonumber(ARGV[6]) then return row.incarnation end
@@ -69,11 +93,18 @@ end
 )
 
 # ARGV: channel.
-_LIST = _DROP_LAPSED + "return redis.call('HGETALL', KEYS[1])"
+_LIST = (
+    _JUDGE
+    + """
+local refused = judge()
+if refused and refused.err:find('READONLY') then return refused end
+return redis.call('HGETALL', KEYS[1])
+"""
+)
 
 
 class RedisRows(Generic[RowT]):
-    """Keys `PREFIX:rows_name` and `PREFIX:leases_name`; `channel` is told who comes and goes."""
+    """`keys`: as the scripts name them; `channel` is told who comes and goes."""
 
     def __init__(self, redis: Redis, keys: list[str], channel: str, row_type: type[RowT]) -> None:
         self._redis = redis
@@ -133,3 +164,15 @@ def honour_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def connect(url: str) -> Redis:
+    """At first use. A server that says that it is a replica now is dialled anew, since its address may be another's
+    by then. ValueError where the URL cannot be read."""
+    return Redis.from_url(
+        url,
+        socket_connect_timeout=TIMEOUT_S,
+        socket_timeout=TIMEOUT_S,
+        retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
+        retry_on_error=[ReadOnlyError],
+    )

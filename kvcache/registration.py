@@ -1,4 +1,4 @@
-"""A row in the registry, a node's or an orchestrator's, kept alive by a lease.
+"""A row in the registry, a node's or an orchestrator's, kept alive by a lease; and the seed, kept by all who know it.
 
 Knows when to write and when to go quiet; the row's content is asked for at each refresh. Redis away never stops
 anybody: it is logged once, tried again at the next refresh, and said once when it is back.
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic
 
-from kvcache.registry import Rows, RowT
+from kvcache.registry import SEED_PERIOD_S, NodeRegistry, Rows, RowT
 from pronghorn.errors import Unavailable
 from pronghorn.tasks import Owner
 
@@ -73,3 +73,11 @@ class Registration(Generic[RowT]):
                 await self._rows.deregister(record.name, record.incarnation)
         except (Unavailable, TimeoutError) as error:
             log.warning("%s could not leave the registry, its lease will end: %r", record.name, error)
+
+
+async def keep_seed(registry: NodeRegistry, seed: bytes) -> None:
+    """For ever: say the cluster's hash seed, which a flush takes from the registry."""
+    while True:
+        await asyncio.sleep(SEED_PERIOD_S)
+        with contextlib.suppress(Unavailable):
+            await registry.keep_seed(seed)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from kvcache.registration import keep_seed
 from kvcache.registry import NodeRecord, NodeRegistry
 from orchestrator.config import OrchestratorConfig
 from orchestrator.nodes import TICK_PERIOD_S, Nodes
@@ -47,10 +48,13 @@ class Membership:
         self._changed = asyncio.Event()
         self.registry_answers = False
 
-    def start(self, listener: SessionListener) -> None:
+    def start(self, listener: SessionListener, seed: bytes | None = None) -> None:
+        """`seed`: the cluster's, which the registry is not to lose while this runs."""
         self._owner.start(self._follow_registry(listener), "registry")
         self._owner.start(self._watch_changes(), "registry-changes")
         self._owner.start(self._watch_silence(), "silence")
+        if seed is not None:
+            self._owner.start(keep_seed(self._registry, seed), "seed")
 
     async def stop(self, grace_s: float) -> None:
         """Close every session, in at most `grace_s`."""

@@ -61,6 +61,7 @@ class Replica:
         random = random or Random(0)
         self.explanations = Explanations()
         self.holdings = Holdings(config.block_index_bytes, self._counters)
+        self._seed = seed
         prompt_keys = PromptKeys(config.hash_algo, seed if config.prefix_caching else None, config.model_name)
         setting = Setting(random, speeds.of, lambda: prompt_keys.kv_bytes_per_token, config.disaggregation == "always")
         self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s, breaker, reservations)
@@ -91,7 +92,7 @@ class Replica:
 
     def start(self) -> None:
         """Begin to look for nodes. Within a running event loop, once."""
-        self.membership.start(self.dispatcher)
+        self.membership.start(self.dispatcher, self._seed)
 
     async def drain(self) -> None:
         """Take no new requests; return when the old ones have ended, within `drain_s`."""

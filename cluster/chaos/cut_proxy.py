@@ -138,6 +138,11 @@ class CutProxy:
             if connection.torn:
                 connection.reset()
 
+    def redirect(self, target: str) -> None:
+        """Connections that come lead to `target` ("host:port") from now on; those that are there stay."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+
     # --- its own life ---
 
     async def start(self, host: str, port: int) -> None:

@@ -5,7 +5,6 @@ nothing itself. Invariant: after `stop` nothing touches the block memory.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from kvcache.fetch_plan import Rates
 from kvcache.handshake import Identity
 from kvcache.hashing import BlockHasher
 from kvcache.memory import BlockMemory
-from kvcache.registry import SEED_PERIOD_S, NodeRegistry
+from kvcache.registration import keep_seed
+from kvcache.registry import NodeRegistry
 from kvcache.tiers import local_connector, tiered_connector
 from pipelines.node.config import NodeConfig
 from pipelines.node.directory_publisher import DirectoryPublisher
@@ -34,7 +34,6 @@ from pipelines.node.stream_service import StreamMethod
 from pipelines.runtime.messages import EngineReady, StepReport
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
-from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation, NodeName
 from pronghorn.ledger import Held, Kind
 from pronghorn.tasks import Owner
@@ -110,7 +109,7 @@ class CacheExchange:
             )
             owner.start(self._publisher.run(), "directory")
         owner.start(self.peers.watch(), "peers")
-        owner.start(self._keep_seed(), "seed")
+        owner.start(keep_seed(self._registry, self._seed), "seed")
         owner.start(self._close_idle_channels(), "idle-channels")
         return StreamMethod(FETCH_METHOD, self._service.frames, LEASE_S)
 
@@ -167,12 +166,6 @@ class CacheExchange:
         if self._offloader is not None:
             self._offloader.reset()
         self._connector.reset()
-
-    async def _keep_seed(self) -> None:
-        while True:
-            await asyncio.sleep(SEED_PERIOD_S)
-            with contextlib.suppress(Unavailable):
-                await self._registry.keep_seed(self._seed)
 
     async def _close_idle_channels(self) -> None:
         while True:

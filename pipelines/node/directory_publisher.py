@@ -28,8 +28,8 @@ RETRY_S = 0.5
 MAX_WAITING_BLOCKS = 65_536
 """Beside those that the node has: everything is written through the same queue."""
 BATCH = 256
-BATCHES_A_TURN = 64
-"""Between two refreshes, so that the name is held however much there is to write."""
+TURN_S = 1.0
+"""Between two refreshes, so that the name is held however much there is to write, and however slowly it is taken."""
 JITTER_S = 1.0
 """After a flush all nodes write everything: not all in the same moment."""
 
@@ -105,7 +105,8 @@ class DirectoryPublisher:
             await asyncio.sleep(GATHER_S)
 
     async def _write(self) -> None:
-        """What waits, at most `BATCHES_A_TURN` of it."""
+        """What waits, for `TURN_S` at most."""
+        give_up_s = asyncio.get_running_loop().time() + TURN_S
         if self._whole_due:
             self._whole_due = False
             self._waiting.clear()
@@ -117,9 +118,7 @@ class DirectoryPublisher:
             except Unavailable:
                 self._whole_due = True
                 raise
-        for _ in range(BATCHES_A_TURN):
-            if not self._waiting or self._whole_due:
-                return
+        while self._waiting and not self._whole_due and asyncio.get_running_loop().time() < give_up_s:
             batch = self._waiting[0]
             stored, hashes = batch
             if stored:

@@ -200,6 +200,58 @@ async def test_what_a_dead_life_had_is_cleared_from_redis(server: ValkeyServer) 
     await found.close()
 
 
+async def test_who_read_a_number_before_a_flush_takes_nobody_for_its_life_after_it(server: ValkeyServer) -> None:
+    prefix = uuid.uuid4().hex
+    writer, reader = (RedisDirectory(server.url, prefix, 1 << 20) for _ in range(2))
+    await writer.open(ONE, OLD, 1.0)
+    await writer.stored(ONE, OLD, HASHES[:2])
+    assert await reader.depths(HASHES) == {OLD: 2}
+    async with Redis.from_url(server.url) as redis:
+        await redis.delete(*await redis.keys(f"{prefix}:dir:*"))
+    await writer.open(TWO, OTHER, 1.0)
+    await writer.stored(TWO, OTHER, HASHES[:3])
+    assert await reader.depths(HASHES) == {OTHER: 3}
+    await writer.close()
+    await reader.close()
+
+
+async def test_a_server_that_has_lost_some_changes_of_a_life_knows_nothing_of_it(server: ValkeyServer) -> None:
+    """As a replica that has taken over before it heard of everything: what it has is not what the life says."""
+    found = RedisDirectory(server.url, prefix := uuid.uuid4().hex, 1 << 20)
+    await found.open(ONE, OLD, 1.0)
+    await found.stored(ONE, OLD, HASHES[:2])
+    async with Redis.from_url(server.url) as redis:
+        [(number, said)] = (await redis.hgetall(f"{prefix}:dir:said")).items()
+        await found.removed(ONE, OLD, HASHES[1:2])
+        await redis.hset(f"{prefix}:dir:said", number, said)
+    for change in (lambda: found.refresh(ONE, OLD), lambda: found.stored(ONE, OLD, HASHES[3:])):
+        with pytest.raises(NodeRefused) as refused:
+            await change()
+        assert refused.value.code == "unknown"
+    await found.open(ONE, OLD, 1.0)
+    await found.stored(ONE, OLD, HASHES[:1])
+    await found.refresh(ONE, OLD)
+    assert await found.depths(HASHES) == {OLD: 1}
+    await found.close()
+
+
+async def test_what_a_full_server_is_full_of_is_cleared_though_nothing_can_be_written() -> None:
+    with tempfile.TemporaryDirectory(prefix="vk") as folder:
+        server = ValkeyServer(Path(folder))
+        server.start()
+        found = RedisDirectory(server.url, "p", 1 << 20)
+        await found.open(ONE, OLD, 1.0)
+        await found.stored(ONE, OLD, HASHES)
+        await found.open(ONE, NEW, 2.0)
+        async with Redis.from_url(server.url) as redis:
+            await redis.config_set("maxmemory", 1)
+            with pytest.raises(Unavailable):
+                await found.refresh(ONE, NEW)
+            assert not await redis.keys("p:dir:row:*")
+        await found.close()
+        server.stop()
+
+
 async def test_a_directory_that_is_away_is_unavailable() -> None:
     found = RedisDirectory("redis://127.0.0.1:1", "p", 1 << 20)
     with pytest.raises(Unavailable):

@@ -353,3 +353,55 @@ async def test_a_configured_seed_that_is_not_the_clusters_is_refused_by_name(val
     assert refused.value.param == "kv_cache_hash_seed"
     await first.close()
     await other.close()
+
+
+async def test_a_server_that_was_away_gives_everybody_the_time_that_it_missed(valkey, prefix):
+    """Stopped, or down with its data on disk, for longer than any lease: nobody could refresh one."""
+    registry = RedisRegistry(valkey.url, prefix)
+    await registry.register(OLD, LONG_S)
+    await registry.orchestrators.register(ORCHESTRATOR, LONG_S)
+    away_ms = 10 * round(LONG_S * 1000)
+    async with Redis.from_url(valkey.url) as redis:
+        await redis.decrby(f"{prefix}:judged", away_ms)
+        await redis.zincrby(f"{prefix}:leases", -away_ms, OLD.name)
+        await redis.zincrby(f"{prefix}:orchestrator-leases", -away_ms, ORCHESTRATOR.name)
+        assert await registry.orchestrators.list() == [ORCHESTRATOR]
+        assert await registry.list() == [OLD]
+        await redis.zincrby(f"{prefix}:leases", -away_ms, OLD.name)
+        assert await registry.list() == [], "a lease that ran out while the server was there"
+    await registry.close()
+
+
+async def test_a_server_that_is_full_is_read_and_drops_nobody():
+    with running_server() as server:
+        registry = RedisRegistry(server.url, "test")
+        await registry.register(OLD, SHORT_S)
+        async with Redis.from_url(server.url) as redis:
+            await redis.config_set("maxmemory", 1)
+            assert await registry.list() == [OLD]
+            with pytest.raises(Unavailable, match="OOM|maxmemory"):
+                await registry.register(OTHER, LONG_S)
+            await asyncio.sleep(2 * SHORT_S)
+            assert await registry.list() == [OLD]
+            await redis.config_set("maxmemory", 0)
+            async with asyncio.timeout(60.0):
+                while await registry.list():  # noqa: ASYNC110  # a server's answer
+                    await asyncio.sleep(SHORT_S)
+        await registry.close()
+
+
+async def test_no_seed_is_made_while_anybody_is_registered_who_knows_it(valkey, prefix):
+    registry = RedisRegistry(valkey.url, prefix, seed_grace_s=0.1)
+    await registry.register(OLD, LONG_S)
+    asked = asyncio.create_task(registry.cluster_seed())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(asked), 0.5)
+    await registry.keep_seed(b"s" * 32)
+    assert await soon(asked, 60.0) == b"s" * 32
+    async with Redis.from_url(valkey.url) as redis:
+        await redis.delete(f"{prefix}:seed")
+    asked = asyncio.create_task(registry.cluster_seed())
+    await asyncio.sleep(0)
+    await registry.register(OLD, SHORT_S)  # and is never refreshed: nobody is left who knows it
+    assert len(await soon(asked, 60.0)) == 32
+    await registry.close()

