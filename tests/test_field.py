@@ -1,8 +1,9 @@
-"""docs/field.md says what the marks say."""
+"""docs/field.md and docs/fault-matrix.md say what the marks say."""
 
 import pytest
 
-from tests.conformance.markers import field_claims
+from tests.conformance.markers import cell_claims, field_claims
+from tests.field import matrix
 from tests.field.document import DOCUMENT, render
 from tests.field.rows import NOT_YET, ROWS, Row
 
@@ -34,3 +35,19 @@ def test_a_row_without_a_test_must_say_what_is_to_come() -> None:
 def test_a_mark_that_names_no_row_is_refused_with_its_test() -> None:
     with pytest.raises(ValueError, match=r"no row names \['x#2'\].*test_a.py::test_b"):
         render([Row("A", ("x#1",), "it works", NOT_YET)], {"x#2": [TEST]})
+
+
+def test_the_committed_matrix_of_faults_is_what_the_marks_say() -> None:
+    said = matrix.DOCUMENT.read_text(encoding="utf-8")
+    assert said == matrix.render(cell_claims()), "run: python -m tests.field.generate"
+
+
+@pytest.mark.parametrize("claim", ["F21 P1", "F1", "F1 P12", "F1 P5-P3", "F1 P0", "queued"])
+def test_a_claim_that_names_no_cell_is_refused(claim: str) -> None:
+    with pytest.raises(ValueError, match=claim):
+        list(matrix.cells(claim))
+
+
+def test_a_cell_that_nothing_plays_needs_a_reason() -> None:
+    with pytest.raises(ValueError, match="nothing plays F1 at P1, and no reason"):
+        matrix.render({})

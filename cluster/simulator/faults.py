@@ -43,10 +43,12 @@ class Faults:
     def _wait_for_moment(self, fault: Fault) -> None:
         assert fault.moment is not None
         watchers = self._hosts.network.moments.watchers.setdefault(fault.moment, [])
-        state = {"come": False}
+        state = {"to come": fault.nth}
 
         def come(source: str, target: str) -> None:
-            state["come"] = True
+            state["to come"] -= 1
+            if state["to come"]:
+                return
             watchers.remove(come)
             place = {SENDER: source, RECEIVER: target}
             found = msgspec.structs.replace(
@@ -55,7 +57,7 @@ class Faults:
             self._later(fault.delay_s, self._fire, found)
 
         def give_up() -> None:
-            if not state["come"]:
+            if state["to come"]:
                 watchers.remove(come)
                 self.open -= 1
 

@@ -79,16 +79,24 @@ class Fault(msgspec.Struct, frozen=True):
     target: str = ""
     other: str = ""
     moment: str | None = None
-    """Not at `at_s`, but `delay_s` after the next message of this kind."""
+    """Not at `at_s`, but `delay_s` after the next (`nth`) message of this kind."""
     delay_s: float = 0.0
     duration_s: float = 0.0
     detail: str = ""
+    nth: int = 1
+    """Of the messages of its moment, counted from `at_s`."""
 
     def __str__(self) -> str:
-        when = f"{self.at_s:.3f} s" + (f", at the next {self.moment} + {self.delay_s:.3f} s" if self.moment else "")
+        when = f"{self.at_s:.3f} s" + (
+            f", at {self._which} {self.moment} + {self.delay_s:.3f} s" if self.moment else ""
+        )
         where = f" {self.target}" + (f" -> {self.other}" if self.other else "")
         more = f" for {self.duration_s:.2f} s" if self.duration_s else ""
         return f"{self.kind}{where}{more} {self.detail}".rstrip() + f" ({when})"
+
+    @property
+    def _which(self) -> str:
+        return "the next" if self.nth == 1 else f"the {self.nth}th"
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -24,6 +24,11 @@ def field_claims(tests: Path = TESTS) -> dict[str, list[str]]:
     return _claims(tests, "field", str)
 
 
+def cell_claims(tests: Path = TESTS) -> dict[str, list[str]]:
+    """The same of `cells` marks, whose rows are faults at phases."""
+    return _claims(tests, "cells", str)
+
+
 def _claims(tests: Path, mark: str, kind: type[Row]) -> dict[Row, list[str]]:
     found: dict[Row, list[str]] = {}
     for path in sorted(tests.rglob("test_*.py")):

@@ -77,6 +77,7 @@ def test_every_request_ends_though_nodes_of_both_kinds_are_killed(cluster: Runni
     cluster.assert_ledger_clean()
 
 
+@pytest.mark.cells("F11 P10")
 def test_streams_run_on_while_redis_is_killed_and_every_node_is_registered_again(cluster: RunningCluster) -> None:
     [server] = [p for p in cluster.processes() if "valkey-server" in p.name() or "redis-server" in p.name()]
     before = cluster.status()["redis"]

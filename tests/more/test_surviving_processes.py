@@ -145,6 +145,7 @@ async def test_under_steady_load_no_process_dies_and_no_token_is_wrong() -> None
         await cluster.at_rest(set())
 
 
+@pytest.mark.cells("F1 P10", "F2 P10")
 @pytest.mark.field("dynamo#13095", "vllm#38027")
 @faults
 @pytest.mark.parametrize(

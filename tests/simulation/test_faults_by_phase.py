@@ -47,12 +47,14 @@ def test_a_node_leaves_in_good_order_at(phase: str, role: str) -> None:
     assert verdict.endings == {"finished": 8 + 1}, "a drain fails no request"
 
 
+@pytest.mark.cells("F9 P5-P7")
 @pytest.mark.parametrize("damage", ["corrupt", "duplicate", "truncate", "drop"])
 def test_a_damaged_block_is_never_used(damage: str) -> None:
     verdict = holds(plan([Fault(FaultKind.TAMPER, 0.1, duration_s=3.0, detail=damage)] * 3))
     assert verdict.endings == {"finished": 8 + 1}
 
 
+@pytest.mark.cells("F16 P1-P11")
 @pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.005, 0.02, 0.05, 0.1, 0.2, 0.3])
 def test_a_client_leaves_wherever_its_request_is(delay_s: float) -> None:
     requests = [request(i, cancel_after_s=delay_s + 0.003 * i) for i in range(20)]

@@ -113,6 +113,7 @@ def test_nodes_that_come_and_go_leave_every_request_with_an_end() -> None:
     holds(plan(churn, [request(i, at_s=0.06 * i) for i in range(100)]))
 
 
+@pytest.mark.cells("F14 P1-P11")
 def test_clocks_that_differ_by_minutes_and_drift_change_nothing() -> None:
     """Leases and deadlines hold on each process's own clock."""
     offsets = {"prefill-0": 300.0, "prefill-1": -300.0, "decode-0": -300.0, "decode-1": 300.0}

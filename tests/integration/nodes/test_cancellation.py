@@ -40,6 +40,7 @@ def ended_early(*nodes: DecodeNode) -> int:
 goings = pytest.mark.parametrize("go", [abort, die, close])
 
 
+@pytest.mark.cells("F12 P2", "F16 P2")
 @pytest.mark.field("dynamo#7489")
 @pytest.mark.conformance(45)
 @goings
@@ -61,6 +62,7 @@ async def test_while_it_waits_for_blocks(rig: Rig, go: Going) -> None:
     assert ended_early(decode) == 1 and prefill.counters.value("hand_over_ended", "committed") == 1
 
 
+@pytest.mark.cells("F12 P3", "F16 P3")
 @pytest.mark.field("dynamo#7489")
 @pytest.mark.conformance(45)
 @goings
@@ -79,6 +81,7 @@ async def test_while_its_prompt_is_computed_there(rig: Rig, go: Going) -> None:
     assert prefill.counters.value("hand_over_ended", "computing") == 1
 
 
+@pytest.mark.cells("F12 P5", "F12 P7", "F16 P5", "F16 P7")
 @pytest.mark.field("dynamo#7489", "llm-d#1138")
 @goings
 @pytest.mark.parametrize("kind", [transfer.BlocksFrame, transfer.CommitFrame])
@@ -197,6 +200,7 @@ async def test_a_decode_node_that_takes_its_blocks_slowly_loses_none_of_them(rig
     await at_rest(prefill, decode)
 
 
+@pytest.mark.cells("F12 P10", "F16 P10")
 @pytest.mark.field("dynamo#7489")
 @pytest.mark.conformance(45, 70)
 @goings

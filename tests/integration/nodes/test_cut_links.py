@@ -32,6 +32,7 @@ CUTS: dict[str, Cut] = {
 cuts = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 
 
+@pytest.mark.cells("F5 P2", "F5 P4-P5", "F5 P7", "F6 P2", "F6 P4-P5", "F6 P7", "F8 P2", "F8 P4-P5", "F8 P7")
 @pytest.mark.field("vllm#50754", "dynamo#7489")
 @cuts
 @pytest.mark.parametrize("kind", [Welcome, transfer.BlocksFrame, FirstToken, transfer.CommitFrame])
@@ -53,6 +54,7 @@ async def test_a_link_that_is_cut_in_any_phase_costs_no_token(rig: Rig, cut: Cut
         await at_rest(prefill, decode)
 
 
+@pytest.mark.cells("F5 P3", "F6 P3", "F8 P3")
 @pytest.mark.field("vllm#38027", "dynamo#11068")
 @cuts
 async def test_a_prefill_node_lets_go_of_a_decode_node_that_it_no_longer_hears(rig: Rig, cut: Cut) -> None:

@@ -123,6 +123,7 @@ async def test_a_prefill_server_that_is_stopped_while_it_computes(rig: Rig) -> N
     await at_rest(prefill, decode)
 
 
+@pytest.mark.cells("F9 P5")
 @pytest.mark.conformance(42)
 async def test_a_flipped_bit_is_refused_counted_and_recomputed(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     prefill, _ = await rig.prefill()

@@ -129,6 +129,7 @@ async def test_a_decode_node_that_stops_is_a_typed_error_or_another_node_and_the
         assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
 
 
+@pytest.mark.cells("F3 P10")
 @pytest.mark.field("dynamo#13559")
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 async def test_nobody_hears_of_a_node_that_an_operator_drains(role: str) -> None:
