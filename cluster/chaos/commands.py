@@ -62,11 +62,14 @@ def run(
     if not chosen:
         raise ConfigurationError("say which scenario, or --all; `pronghorn chaos list` names them")
     signals.listen(signals.interrupt)  # whatever ends it, what was started, stopped or cut is put right
-    outcomes = asyncio.run(_run(chosen, target, _seed(seed), timelines))
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode() + "\n")
-    else:
-        report.show(outcomes, out)
+    outcomes: list[Outcome] = []
+    try:
+        asyncio.run(_run(chosen, target, _seed(seed), timelines, outcomes))
+    finally:  # also of a run that is interrupted, whatever has ended is shown
+        if as_json:
+            sys.stdout.write(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode() + "\n")
+        else:
+            report.show(outcomes, out)
     refused_all = all(outcome.refused is not None for outcome in outcomes)
     raise typer.Exit(1 if refused_all or any(not outcome.ok for outcome in outcomes) else 0)
 
@@ -94,8 +97,9 @@ async def _soak(target: str | None, minutes: float, every_s: float, seed: int) -
         return await Soak(site, minutes, every_s, seed, say).run()
 
 
-async def _run(chosen: list[Scenario], target: str | None, seed: int, timelines: Path | None) -> list[Outcome]:
-    outcomes = []
+async def _run(
+    chosen: list[Scenario], target: str | None, seed: int, timelines: Path | None, outcomes: list[Outcome]
+) -> None:
     async with site_of(target, largest(chosen)) as site:
         runner = Runner(site, seed, say)
         for scenario in chosen:
@@ -104,7 +108,6 @@ async def _run(chosen: list[Scenario], target: str | None, seed: int, timelines:
             outcomes.append(outcome)
             if timelines is not None:
                 report.write_timelines(timelines, scenario.name, runner.requests)
-    return outcomes
 
 
 @asynccontextmanager

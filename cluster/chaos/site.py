@@ -14,6 +14,7 @@ import msgspec
 
 from cluster.chaos.cut_proxy import CutProxy
 from cluster.chaos.scenario import Cluster, CommandFault, Fault, LinkFault, RedisFlush, SignalFault, kind_of
+from cluster.status import ModelStatus
 from pipelines.types.frames import NodeReport
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation
@@ -25,11 +26,18 @@ POLL_S = 0.1
 class Status(msgspec.Struct):
     """`GET /internal/status` of an orchestrator."""
 
-    model: str
+    models: list[ModelStatus]
     ready: bool
     reason: str
     in_flight: int
     nodes: list[NodeReport]
+
+    @property
+    def model(self) -> str:
+        """What is asked for; raises Unavailable where nothing is served."""
+        if not self.models:
+            raise Unavailable("the cluster serves no model")
+        return self.models[0].name
 
     def healthy(self) -> Counter[str]:
         return Counter(node.role for node in self.nodes if node.healthy and not node.draining)
@@ -98,10 +106,10 @@ class Site:
         return None
 
     async def processes(self, role: str) -> list[Process]:
-        """Those of a pool that are healthy, the busiest first."""
-        nodes = [
-            node for node in (await self.status()).nodes if node.role == role and node.healthy and not node.draining
-        ]
+        """Those of a pool of the model that is asked, where they are healthy, the busiest first."""
+        status = await self.status()
+        asked = [node for node in status.nodes if node.role == role and node.model == status.model]
+        nodes = [node for node in asked if node.healthy and not node.draining]
         nodes.sort(key=lambda node: (-node.in_flight, node.name))
         return [Process(node.name, node.role, node.incarnation, node.address, None) for node in nodes]
 

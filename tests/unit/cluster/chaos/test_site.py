@@ -26,7 +26,8 @@ class Told(Site):
 
     def __init__(self, *nodes: dict[str, Any], ready: bool = True, in_flight: int = 0) -> None:
         super().__init__("http://cluster")
-        self.said = {"model": "m", "ready": ready, "reason": "", "in_flight": in_flight, "nodes": list(nodes)}
+        model = {"name": "m", "ready": ready, "reason": "", "in_flight": in_flight}
+        self.said = {"models": [model], "ready": ready, "reason": "", "in_flight": in_flight, "nodes": list(nodes)}
 
     @property
     def http(self) -> httpx.AsyncClient:
