@@ -15,7 +15,7 @@ import msgspec
 
 from cluster import processes
 from cluster.announce import Announce, Announcement, detail, note, stage
-from cluster.config import ServiceConfig
+from cluster.config import REDIS_VARIABLE, ServiceConfig
 from cluster.driver import Driver
 from cluster.ray_head import RayHead
 from cluster.redis_server import RedisServer
@@ -73,7 +73,8 @@ class Cluster:
     def _start_ray(self) -> str:
         self._announce(stage("starting Ray"))
         assert self._config.dashboard_port is not None
-        self._head = RayHead(self._temp_dir, self._config.dashboard_port, self._environ)
+        environ = {**self._environ, REDIS_VARIABLE: self._config.service.redis_url}
+        self._head = RayHead(self._temp_dir, self._config.dashboard_port, environ)
         return self._head.start()
 
     def _deploy(self, address: str) -> None:

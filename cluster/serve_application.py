@@ -5,6 +5,7 @@ Ray's and Serve's errors become ConfigurationError here; nothing of Ray leaves t
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import ray
@@ -37,7 +38,7 @@ class ServeApplication:
     def deploy(self) -> Deployed:
         """Ask Serve for the application, starting Serve where it does not run."""
         config = self._config
-        wanted = deploy_schema(config, msgspec.to_builtins(config.service), {})
+        wanted = deploy_schema(config, self._args(), {})
         try:
             client = _get_global_client(raise_if_no_controller_running=False)
             serve_is_ours = client is None
@@ -126,8 +127,14 @@ class ServeApplication:
         """Whether the application that is there was deployed with exactly our arguments, redeployed since or not."""
         found = client.get_serve_details()["applications"].get(APPLICATION_NAME, {})
         args = (found.get("deployed_app_config") or {}).get("args") or {}
-        ours = msgspec.to_builtins(self._config.service)
-        return bool({**args, "revision": 0} == {**ours, "revision": 0})
+        return bool({**args, "revision": 0} == {**self._args(), "revision": 0})
+
+    def _args(self) -> dict[str, Any]:
+        """Ray shows them to whoever may look at its dashboard: where every process of Ray is ours, the Redis URL is in
+        their environment instead."""
+        own_ray = self._config.address is None
+        args: dict[str, Any] = msgspec.to_builtins(self._config.service)
+        return args | ({"redis_url": ""} if own_ray else {})
 
 
 def _join(address: str, variables: dict[str, str]) -> str | None:

@@ -114,3 +114,21 @@ def test_no_secret_lies_where_others_can_read_it(cluster: RunningCluster) -> Non
         assert not [secret for secret in secrets if secret in arguments], arguments
     assert {stat.S_IMODE(path.stat().st_mode) for path in (folder.path, cluster.temp_dir)} == {0o700}
     assert cluster.status()["redis"]["url"].find(secrets[1]) == -1
+
+
+def test_ray_neither_shows_nor_logs_the_password_of_redis(cluster: RunningCluster) -> None:
+    folder = cluster.pronghorn.folder(cluster.name)
+    state = folder.state()
+    assert state is not None and state.redis_url is not None
+    password = httpx.URL(state.redis_url).password
+    shown = httpx.get(
+        f"{state.dashboard_url}/api/serve/applications/",
+        headers={"Authorization": f"Bearer {folder.token_path.read_text()}"},
+        timeout=60.0,
+        trust_env=False,
+    )
+    assert shown.json()["applications"]["pronghorn"]["deployed_app_config"]["args"]["redis_url"] == ""
+    assert password not in shown.text
+    logs = [path for path in (cluster.temp_dir / "r").rglob("*") if path.suffix in (".log", ".out", ".err")]
+    assert any("with arguments" in path.read_text(errors="replace") for path in logs), logs
+    assert [path for path in logs if password in path.read_text(errors="replace")] == []

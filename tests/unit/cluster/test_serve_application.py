@@ -77,3 +77,11 @@ def test_what_was_redeployed_is_still_ours_to_withdraw(changes: dict[str, Any], 
     application._config = CONFIG
     args = msgspec.to_builtins(CONFIG.service) | changes
     assert application._is_deployed(Controller(args)) is ours  # type: ignore[arg-type]  # all of it that is asked
+
+
+def test_only_a_ray_cluster_of_others_is_shown_the_redis_url() -> None:
+    application = object.__new__(ServeApplication)
+    application._config = CONFIG
+    assert application._args()["redis_url"] == "redis://r"
+    application._config = msgspec.structs.replace(CONFIG, address=None)
+    assert application._args()["redis_url"] == ""
