@@ -38,6 +38,11 @@ GAUGES: dict[str, str] = {
     "num_free_blocks": "KV blocks that nobody holds, cached ones included",
     "num_cached_blocks": "free KV blocks whose content can be reused",
     "num_nodes_usable": "nodes that may be given work, as this orchestrator sees it",
+    "block_index_blocks": "different blocks of the nodes' caches that this orchestrator knows of",
+    "block_index_entries": "pairs of a node and a block that it is known to hold",
+    "block_index_bytes": "what the index of those takes, about; it has a cap",
+    "block_index_drift_blocks": "by how many blocks nodes, by their last heartbeats, differ from the index, summed",
+    "block_index_nodes_synced": "nodes whose block events are followed without a gap",
 }
 """By name without prefix. What a process has no value for, it does not show."""
 

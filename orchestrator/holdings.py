@@ -40,6 +40,8 @@ class _Life:
     sequence: int | None = None
     asked_at_s: float | None = None
     drifting_since_s: float | None = None
+    drift_blocks: int = 0
+    """By how many blocks the index was off from what the node said last."""
 
 
 class Holdings:
@@ -110,7 +112,7 @@ class Holdings:
             return False
         if life.state is Follow.ABSENT:
             return life.asked_at_s is not None and self._ask(life, now_s)
-        drift = self._drift(report)
+        life.drift_blocks = drift = self._drift(report)
         if drift <= max(DRIFT_BLOCKS, DRIFT_SHARE * (report.findable_blocks or 0)) or self._index.tally().forgotten:
             life.drifting_since_s = None
             return False
@@ -191,8 +193,11 @@ class Holdings:
         size, tally = self._index.size(), self._index.tally()
         return {
             "block_index_blocks": size.blocks,
+            "block_index_entries": sum(self._index.blocks_of(life) for life in self._lives),
             "block_index_runs": size.runs,
             "block_index_bytes": size.bytes,
+            "block_index_drift_blocks": sum(life.drift_blocks for life in self._lives.values()),
+            "block_index_nodes_synced": sum(self.synced(life) for life in self._lives),
             "block_index_unattached": tally.unattached,
             "block_index_conflicting": tally.conflicting,
             "block_index_unknown_removed": tally.unknown_removed,

@@ -11,7 +11,7 @@ from functools import partial
 from kvcache.handshake import Identity
 from kvcache.registration import Registration
 from kvcache.registry import NodeRegistry, OrchestratorRecord
-from operations.metrics import Metrics, Reading, RequestMetrics
+from operations.metrics import GAUGES, Metrics, Reading, RequestMetrics
 from operations.port import Operations
 from operations.server import OperationsServer
 from orchestrator.replica import Replica
@@ -75,5 +75,5 @@ def _reading(replica: Replica) -> Reading:
         "num_requests_running": sum(row.kind is Kind.SLOT for row in held),
         "num_requests_waiting": sum(row.kind is Kind.QUEUE_PLACE for row in held),
         "num_nodes_usable": sum(view.unusable is None for view in replica.views()),
-    }
+    } | {name: float(value) for name, value in replica.gauges().items() if name in GAUGES}
     return Reading(gauges, held, replica.counters())

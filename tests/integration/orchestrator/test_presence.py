@@ -73,6 +73,10 @@ async def test_a_new_one_is_ready_when_it_knows_what_its_nodes_hold() -> None:
         node.say(BlockEvents(1, [BlocksStored(None, bytes(range(24)))], snapshot=True))
         await cluster.until(lambda: cluster.replica.holdings.synced(node.record.incarnation))
         assert (await client.get("/ready")).status_code == 200
+        told = samples((await client.get("/metrics")).content)
+        index = {name: told[f"pronghorn:block_index_{name}", ""] for name in ("blocks", "entries", "nodes_synced")}
+        assert index == {"blocks": 3, "entries": 3, "nodes_synced": 1}
+        assert told["pronghorn:block_index_bytes", ""] > 0
         node.lose()  # one node's blocks are no reason to turn requests away, once
         await cluster.until(lambda: not cluster.replica.holdings.synced(node.record.incarnation))
         await cluster.until(lambda: cluster.replica.ready()[0])

@@ -140,3 +140,19 @@ def test_an_index_that_stays_far_from_what_the_node_says_is_made_anew(holdings: 
 def test_nothing_is_said_of_a_prompt_without_blocks(holdings: Holdings) -> None:
     holdings.events(NODE, snapshot(1, stored(0, 8)), 0.0)
     assert holdings.find(b"") == holdings.find(b"", [NODE]) == {}
+
+
+def test_gauges_tell_entries_who_is_followed_and_how_far_the_index_is_off(holdings: Holdings) -> None:
+    holdings.events(NODE, snapshot(1, stored(0, 2)), 0.0)
+    holdings.events(OTHER, snapshot(1, stored(0, 3), more=True), 0.0)
+    holdings.expect(NODE, PROMPT)
+    holdings.heartbeat(said(7), 0.0)
+    told = holdings.gauges()
+    assert told["block_index_entries"] == 5 and told["block_index_nodes_synced"] == 1
+    assert told["block_index_drift_blocks"] == 5
+    holdings.heartbeat(said(2), 0.1)
+    assert holdings.gauges()["block_index_drift_blocks"] == 0
+    holdings.lost(OTHER)
+    holdings.lost(NODE)
+    told = holdings.gauges()
+    assert told["block_index_entries"] == told["block_index_nodes_synced"] == told["block_index_drift_blocks"] == 0

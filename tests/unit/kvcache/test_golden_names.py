@@ -1,0 +1,95 @@
+"""One known prompt, and what it is called by the engine that caches it, the directory, the feed of events and the
+router: literal values, since a router of one version meets nodes of another, and Redis outlives both."""
+
+import numpy as np
+import pytest
+
+from kvcache.directory import KEY_BYTES
+from kvcache.hashing import BlockHasher
+from kvcache.memory_directory import MemoryDirectory
+from kvcache.prefix_cache import PrefixCache
+from orchestrator.prompt_keys import PromptKeys
+from pipelines.node.block_feed import events_of
+from pipelines.types.frames import BlocksStored
+from pronghorn.clock import SystemClock
+from pronghorn.ids import Incarnation, NodeName
+
+SEED = bytes(range(32))
+LAYOUT = {
+    **{"block_tokens": "4", "dtype": "float32", "head_dim": "8", "num_kv_heads": "2", "num_layers": "3"},
+    "model_id": "smol",
+}
+PROMPT = np.array([5, 6, 7, 8, 100_000, 0, 1, 2, 9, 9, 9], np.int64)
+GOLDEN = {
+    ("sha256", None): [
+        "f932d14d6bdb86e0193e764529d5b5ac2c9d0cd30aa4575f5811a025ebee74a9",
+        "b3dcc46b636bf3c4fddcdedb17c6c249f3ae748d83e3aaf2f40a78f8c564a987",
+    ],
+    ("sha256", "tenant é"): [
+        "172209a4417218ba6914236a6b1f5ba38e09f284aacc5ebff0d2ad28a11aa527",
+        "05144d83bd868f6fdd2d0ee43f23bff5c7b234e48b0e61b8ebc4df6ada7f0ab0",
+    ],
+    ("sha256_64", None): [
+        "f932d14d6bdb86e0193e764529d5b5ac2c9d0cd30aa4575f5811a025ebee74a9",
+        "b3dcc46b636bf3c4fddcdedb17c6c249f3ae748d83e3aaf2f40a78f8c564a987",
+    ],
+    ("sha256_64", "tenant é"): [
+        "172209a4417218ba6914236a6b1f5ba38e09f284aacc5ebff0d2ad28a11aa527",
+        "05144d83bd868f6fdd2d0ee43f23bff5c7b234e48b0e61b8ebc4df6ada7f0ab0",
+    ],
+    ("ahash64", None): [
+        "ea93d733fd77cecd",
+        "f2cf8221f6af3ee8",
+    ],
+    ("ahash64", "tenant é"): [
+        "ea93d733fd77cecd",
+        "f2cf8221f6af3ee8",
+    ],
+}
+CASES = pytest.mark.parametrize(("algo", "salt"), GOLDEN, ids=lambda value: str(value))
+LORA = {
+    "sha256": [
+        "d087e02dcfd4fcff128b72893eedc78b861b90fed4c74cc51b053764fc003808",
+        "aa633a761d6dfd4c028a15426fd8f826587002c7b35a24ad639440c82f4c1583",
+    ],
+    "ahash64": [
+        "8c20037609c20edd",
+        "47c01b52274a8a07",
+    ],
+}
+
+
+@pytest.mark.field("TensorRT-LLM#18156")
+@CASES
+async def test_engine_directory_events_and_router_call_a_prompts_blocks_the_same(algo: str, salt: str | None) -> None:
+    digests = [bytes.fromhex(digest) for digest in GOLDEN[algo, salt]]
+    keys = b"".join(digest[:8] for digest in digests)
+
+    hasher = BlockHasher(algo, SEED, "smol", None, LAYOUT)  # type: ignore[arg-type]  # one of its three
+    cache = PrefixCache(8, hasher)
+    cache.claim("owner", hasher.root(salt))
+    cache.match("owner", PROMPT)
+    cache.reserve("owner", len(PROMPT))
+    cache.commit("owner", PROMPT, len(PROMPT))
+    changes = cache.journal.take()
+    (run,) = changes
+    assert run.hashes == digests
+
+    (event,) = events_of(changes)
+    assert event == BlocksStored(None, keys)
+
+    directory = MemoryDirectory(SystemClock())
+    await directory.open(NodeName("node"), Incarnation("life"), 1.0)
+    await directory.stored(NodeName("node"), Incarnation("life"), run.hashes)
+    assert [rows async for rows in directory.rows()] == [("life", [digest[:KEY_BYTES] for digest in digests])]
+
+    router = PromptKeys(algo, SEED, "smol")  # type: ignore[arg-type]  # one of its three
+    router.learn(LAYOUT)
+    named = router.blocks(PROMPT, salt)
+    assert named.hashes == digests and named.keys == keys
+
+
+@pytest.mark.parametrize("algo", LORA)
+def test_an_adapters_blocks_have_names_of_their_own(algo: str) -> None:
+    hasher = BlockHasher(algo, SEED, "smol", "sql", LAYOUT)  # type: ignore[arg-type]  # one of its three
+    assert [digest.hex() for digest in hasher.chain(PROMPT.astype(np.uint32), hasher.root("tenant"))] == LORA[algo]
