@@ -13,7 +13,7 @@ from tests.fakes.cache_hints import chain, hint
 from tests.fakes.canary_pipeline import continuation
 from tests.fakes.valkey_server import ValkeyServer
 from tests.integration.nodes.rig import Node, Orchestrator, Rig, prompt
-from tests.integration.nodes.test_tiers import kept, tiers_of
+from tests.integration.nodes.test_tiers import copied, kept, tiers_of
 
 SHARED = prompt(10, 0)
 A, B = "tenant-a", "tenant-b"
@@ -82,4 +82,6 @@ async def test_host_and_disk_tiers_give_a_tenant_nothing_of_anothers(rig: Rig, t
 
 
 async def evict(orchestrator: Orchestrator, node: Node) -> None:
+    await copied(node)
     await orchestrator.result(await orchestrator.submit(prompt(12, start=500), 2))
+    await copied(node)

@@ -37,7 +37,7 @@ class House:
 @pytest.fixture
 async def house(rig: Rig) -> AsyncIterator[House]:
     rig.registry = MemoryRegistry(rig.clock, new_seed=lambda: SEED)
-    node, _ = await rig.decode(model_path="canary:?step_s=0.01")
+    node, _ = await rig.decode(model_path="canary:?step_s=0.2")
     await node.shell.serve_operations()
     await node.shell.check_health()
     config = OrchestratorConfig("", "", MODEL, "", max_length=4096)
