@@ -64,11 +64,11 @@ MENU: tuple[Callable[[random.Random], Fault], ...] = (
     lambda rng: Kill(at=NOW, process=rng.choice(("decode", "prefill"))),
     lambda rng: Kill(at=NOW, process=rng.choice(("decode-engine", "prefill-engine"))),
     lambda rng: Stop(at=NOW, process=rng.choice(("decode", "prefill")), for_s=rng.uniform(0.5, 6.0)),
-    lambda rng: Cut(at=NOW, node=rng.choice(("decode", "prefill")), for_s=rng.uniform(0.5, 6.0)),
-    lambda rng: Cut(at=NOW, node=rng.choice(("decode", "prefill")), for_s=3.0, ways=rng.choice(("up", "down"))),
+    lambda rng: Cut(at=NOW, node=rng.choice(("decode", "prefill")), for_s=rng.uniform(2.0, 6.0)),
+    lambda rng: Cut(at=NOW, node=rng.choice(("decode", "prefill")), for_s=3.0, ways="down"),
     lambda rng: Reset(at=NOW, node=rng.choice(("decode", "prefill"))),
     lambda rng: Delay(at=NOW, node=rng.choice(("decode", "prefill")), for_s=5.0, by_s=rng.uniform(0.02, 0.2)),
-    lambda rng: Flip(at=NOW, node=rng.choice(("decode", "prefill")), offset=rng.randrange(2000)),
+    lambda rng: Flip(at=NOW, node="prefill", offset=rng.randrange(200_000, 500_000)),  # blocks, which have digests
     lambda rng: Drain(at=NOW, node=rng.choice(("decode", "prefill")), grace_s=rng.uniform(0.0, 5.0)),
     lambda rng: LeaveStorm(at=NOW, requests=50, within_s=rng.uniform(0.1, 2.0)),
     lambda rng: Overload(at=NOW, times=4.0, for_s=5.0),
@@ -129,7 +129,7 @@ class Soak:
             await clients.close()
         self._say("looking for what is left over")
         self.requests = asking.recorder.requests
-        return self._came_to(asking.recorder, injector, await self._site.leftovers(AUDIT_S))
+        return self.came_to(asking.recorder, injector, await self._site.leftovers(AUDIT_S))
 
     async def _strike_on(self, recorder: Recorder, injector: Injector) -> None:
         before, end_s = await self._site.lives(), self._minutes * 60
@@ -142,6 +142,8 @@ class Soak:
             fault = self._rng.choice(menu)(self._rng)
             if isinstance(fault, Kill) and fault.process == "orchestrator" and before["orchestrator"] < 2:
                 continue  # nobody would answer until its successor does
+            if isinstance(fault, Flip):
+                await self._site.forget_prefixes()  # so that blocks pass on the link
             self._say(f"{recorder.since_s():7.1f} s  {kind_of(fault)} {msgspec.json.encode(fault).decode()}")
             await injector.do(fault)
             over_s = recorder.since_s()
@@ -158,7 +160,7 @@ class Soak:
             self._memory.see(recorder.since_s(), await asyncio.to_thread(_sizes, site))
             await asyncio.sleep(SAMPLE_S)
 
-    def _came_to(self, recorder: Recorder, injector: Injector, left: list[str]) -> Soaked:
+    def came_to(self, recorder: Recorder, injector: Injector, left: list[str]) -> Soaked:
         requests = dict(recorder.verdicts())
         failures = [*self._failures, *injector.problems]
         for verdict in (Verdict.LOST, Verdict.DUPLICATED, Verdict.WRONG):
