@@ -72,7 +72,7 @@ class _Run:
         self.kids: dict[_Run, None] | None = None
         self.held: dict[Incarnation, int] = {}
         self.stale = False
-        self.touched = True
+        self.touched = False
 
     @property
     def end(self) -> int:

@@ -23,7 +23,7 @@ FAULTS = {
     "F8": "the connection is reset",
     "F9": "a block is damaged, doubled or lost",
     "F10": "a tier of the cache is full",
-    "F11": "Redis is killed or flushed",
+    "F11": "Redis fails, in whatever way",
     "F12": "an orchestrator is killed",
     "F13": "Ray's head or GCS restarts",
     "F14": "clocks differ by minutes",

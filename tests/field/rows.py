@@ -70,7 +70,7 @@ ROWS: tuple[Row, ...] = (
     Row("E", ("dynamo#13691", "dynamo#14775"), "a short request does not wait behind a prompt that nobody wants"),
     Row("E", ("ray#52533",), "a thousand requests cancelled at random moments: none runs on"),
     Row("E", ("llm-d-router#1206",), "a prefill node that is full or fails: the next one, then here, each counted"),
-    Row("F", ("dynamo#4429",), "the index has a bound in bytes", NOT_YET),
+    Row("F", ("dynamo#4429",), "the index has a bound in bytes"),
     Row("F", ("production-stack#707",), "memory does not grow under steady load", NOT_YET),
     Row("F", ("LMCache#2017", "LMCache#2020"), "Redis holds locations only, and its delays stall nobody"),
     Row("G", ("dynamo#3774", "dynamo#2552", "dynamo#825"), "apart is never slower than together by much", NOT_YET),

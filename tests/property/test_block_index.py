@@ -141,3 +141,14 @@ def test_above_its_cap_it_gives_up_leaves_and_never_claims_more_than_is_held(
         assert index.size().bytes <= 1.2 * (cap + 120 * len(keys) // 8)
         truth = plain.find(path)
         assert all(depth <= 300 * truth.get(other, 0) for other, depth in index.find(keys).items())
+
+
+@pytest.mark.field("dynamo#4429")
+def test_when_it_is_first_full_it_gives_up_what_nobody_asked_for() -> None:
+    index = BlockIndex(400_000)
+    asked_for = packed(chain((0, 0, 0), 100))
+    index.stored(HOLDERS[0], None, asked_for)
+    for number in range(1, 200):
+        index.stored(HOLDERS[1], None, packed(chain((number,), 100)))
+        assert index.find(asked_for) == {HOLDERS[0]: 300}
+    assert index.size().forgotten > 0

@@ -109,6 +109,7 @@ async def loading(site: RedisSite) -> None:
 FAULTS = [killed, stopped, flushed, slow, full, read_only, another_password, loading]
 
 
+@pytest.mark.cells("F11 P1", "F11 P10")
 @pytest.mark.field("dynamo#11068", "LMCache#2017")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 async def test_redis_is(fault: Fault) -> None:
