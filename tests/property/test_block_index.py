@@ -151,4 +151,4 @@ def test_when_it_is_first_full_it_gives_up_what_nobody_asked_for() -> None:
     for number in range(1, 200):
         index.stored(HOLDERS[1], None, packed(chain((number,), 100)))
         assert index.find(asked_for) == {HOLDERS[0]: 300}
-    assert index.size().forgotten > 0
+    assert index.tally().forgotten > 0
