@@ -71,7 +71,7 @@ ROWS: tuple[Row, ...] = (
     Row("E", ("ray#52533",), "a thousand requests cancelled at random moments: none runs on"),
     Row("E", ("llm-d-router#1206",), "a prefill node that is full or fails: the next one, then here, each counted"),
     Row("F", ("dynamo#4429",), "the index has a bound in bytes"),
-    Row("F", ("production-stack#707",), "memory does not grow under steady load", NOT_YET),
+    Row("F", ("production-stack#707",), "memory does not grow under steady load"),
     Row("F", ("LMCache#2017", "LMCache#2020"), "Redis holds locations only, and its delays stall nobody"),
     Row("G", ("dynamo#3774", "dynamo#2552", "dynamo#825"), "apart is never slower than together by much", NOT_YET),
     Row("G", ("dynamo#4425",), "time to the first token, by part", NOT_YET),

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
+from kvcache.directory import KEY_BYTES
 from kvcache.redis_registry import RedisRegistry
 from tests.fakes.canary_engine import SEED
 from tests.integration.nodes.rig import PATIENCE_S
-from tests.integration.orchestrator.redis_site import PREFIX, RedisSite, redis_site
+from tests.integration.orchestrator.redis_site import CLIENTS, PREFIX, PREFIXES, RedisSite, redis_site
 
 Fault = Callable[[RedisSite], Awaitable[None]]
 
@@ -119,6 +120,7 @@ async def test_redis_is(fault: Fault) -> None:
 
 
 @pytest.mark.field("dynamo#11068")
+@pytest.mark.cells("F11 P1", "F11 P10")
 @pytest.mark.parametrize("connections", ["reset", "stay"])
 async def test_a_replica_takes_over_from_a_master_that_lives_on(connections: str) -> None:
     """What the master took last never came to the replica. Its old connections stand where `stay`: it says READONLY."""
@@ -139,6 +141,41 @@ async def test_a_replica_takes_over_from_a_master_that_lives_on(connections: str
         if connections == "reset":
             site.proxy.reset()
         await site.heals(replica)
+
+
+@pytest.mark.field("LMCache#2017")
+async def test_redis_holds_locations_and_nothing_of_any_size() -> None:
+    """Blocks themselves are thousands of bytes, even a canary's are dozens; what stands for one here is not."""
+    async with redis_site() as site, commands(site.server.address) as redis:
+        await site.more_answers(CLIENTS * PREFIXES)
+        sizes: dict[str, int] = {}
+        async for key in redis.scan_iter(count=1000):
+            name = key.split(b":")[-1] if not key.startswith(f"{PREFIX}:dir:".encode()) else key.split(b":")[2]
+            values = await values_of(redis, key)
+            sizes[name.decode()] = max([sizes.get(name.decode(), 0), *map(len, values)])
+        assert sizes.pop("nodes") < 2048, "a node's record"
+        assert sizes.pop("seed") == 32
+        assert sizes["row"] <= 4 * len(site.nodes), "four bytes for each life that has the block"
+        assert sizes["of"] == KEY_BYTES
+        assert max(sizes.values()) < 128, sizes
+        await site.heals()
+
+
+async def values_of(redis: Redis, key: bytes) -> list[bytes]:
+    """No value where it has gone meanwhile."""
+    match await redis.type(key):
+        case b"string":
+            return [value for value in [await redis.get(key)] if value is not None]
+        case b"set":
+            return list(await redis.smembers(key))
+        case b"hash":
+            return list((await redis.hgetall(key)).values())
+        case b"zset":
+            return list(await redis.zrange(key, 0, -1))
+        case b"none":
+            return []
+        case other:
+            raise AssertionError(f"{key!r} is a {other!r}")
 
 
 async def test_who_starts_while_the_seed_is_lost_gets_the_clusters() -> None:
