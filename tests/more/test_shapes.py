@@ -1,10 +1,14 @@
 """Clusters of other shapes than the default: without prefill nodes, behind Serve's own proxy, in a Ray that runs."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +17,7 @@ from cluster import processes
 from tests.fakes.ray_cluster import RayCluster, machines
 from tests.fakes.running_cluster import ROOT, CommandLine, RunningCluster, Traces, end, start
 from tests.fakes.storm import MODEL
+from tests.fakes.tiny_model_folder import write_tiny_model
 from tests.fakes.valkey_server import ValkeyServer
 
 pytestmark = pytest.mark.timeout(600)
@@ -85,6 +90,39 @@ def test_a_ray_cluster_of_machines_is_joined_and_left_as_it_was(
     assert done.returncode == 0, done.stderr
     killed.assert_gone()
     assert of_serve("joined") == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "machine"),
+    [
+        ({"labels": {"machine": "3"}}, "127.0.0.3"),
+        ({"labels": {"machine": "!3"}}, "127.0.0.2"),
+        ({"resources": {"node:127.0.0.3": 0.01}}, "127.0.0.3"),
+        ({"resources": {"node:127.0.0.2": 0.01}}, "127.0.0.2"),
+    ],
+)
+def test_a_node_takes_a_gpu_of_the_machine_that_its_pool_asks_for(
+    ray: RayCluster, tmp_path: Path, placement: dict[str, Any], machine: str
+) -> None:
+    service = {
+        "model_path": str(write_tiny_model(tmp_path / "tiny")),
+        "model_name": "tiny",
+        "redis_url": "redis://127.0.0.1",
+        "key_prefix": "k",
+        "device": "cuda",
+        "placement": {"decode": placement},
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.gpu_nodes", ray.address, json.dumps(service), "1"],
+        env=ray.environ,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    standing = json.loads(done.stdout)
+    assert (standing["address"].rsplit(":", 1)[0], standing["gpu"]) == (machine, "0")
 
 
 def test_a_ray_cluster_that_wants_a_token_is_refused_in_time(
