@@ -39,6 +39,8 @@ end
 
 AWAY_MS = 2000
 """Between two looks at the leases, of which watchers alone have two a second: the server was away."""
+LOOK_MS = 500
+"""Of each such time counts all the same: where nobody is left but somebody who looks now and then, leases must end."""
 
 # KEYS: nodes, leases, when leases were last judged, and all sorted sets of leases. ARGV[1]: channel.
 # Leaves `now` in milliseconds; `judge` drops the rows whose lease has run out, or answers the error of a server that
@@ -47,11 +49,13 @@ _JUDGE = f"""
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local function judge()
-    local away = now - tonumber(redis.call('GET', KEYS[3]) or now)
+    local missed = now - tonumber(redis.call('GET', KEYS[3]) or now)
     local refused = redis.pcall('SET', KEYS[3], now)
     if refused.err then return refused end
-    for i = 4, away > {AWAY_MS} and #KEYS or 0 do
-        for _, name in ipairs(redis.call('ZRANGE', KEYS[i], 0, -1)) do redis.call('ZINCRBY', KEYS[i], away, name) end
+    for i = 4, missed > {AWAY_MS} and #KEYS or 0 do
+        for _, name in ipairs(redis.call('ZRANGE', KEYS[i], 0, -1)) do
+            redis.call('ZINCRBY', KEYS[i], missed - {LOOK_MS}, name)
+        end
     end
     local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
     for _, name in ipairs(lapsed) do

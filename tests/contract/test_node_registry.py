@@ -372,6 +372,19 @@ async def test_a_server_that_was_away_gives_everybody_the_time_that_it_missed(va
     await registry.close()
 
 
+async def test_leases_end_though_nobody_looks_but_now_and_then(valkey, prefix):
+    registry = RedisRegistry(valkey.url, prefix)
+    await registry.register(OLD, 2.0)
+    between_ms = 10_000
+    async with Redis.from_url(valkey.url) as redis:
+        for _ in range(5):
+            await redis.decrby(f"{prefix}:judged", between_ms)
+            await redis.zincrby(f"{prefix}:leases", -between_ms, OLD.name)
+            left = await registry.list()
+    assert left == []
+    await registry.close()
+
+
 async def test_a_server_that_is_full_is_read_and_drops_nobody():
     with running_server() as server:
         registry = RedisRegistry(server.url, "test")
