@@ -27,6 +27,7 @@ from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.pull import pull
 from kvcache.directory import BlockDirectory
 from kvcache.registry import NodeRegistry
+from kvcache.transfer import BlockReceiver
 from pipelines.node.arrival import check_arrival, check_window
 from pipelines.node.ended_fences import EndedFences
 from pipelines.node.prefill_request import PrefillRequest
@@ -279,11 +280,12 @@ class DecodeNode:
 
     def _start_pull(self, held: _Held, start: StartPull) -> None:
         self.counters.count("pull_started")
-        held.pull = self._pulls.start(self._pull(held, start), f"{held.attempt.fence}<-{start.target.name}")
+        receiver = BlockReceiver({p: self._link.memory.block(block) for p, block in start.block_ids.items()})
+        held.pull = self._pulls.start(self._pull(held, start, receiver), f"{held.attempt.fence}<-{start.target.name}")
         held.puller = start.target.incarnation
-        held.pull.add_done_callback(partial(self._pull_ended, held, start))
+        held.pull.add_done_callback(partial(self._pull_ended, held, start, receiver))
 
-    async def _pull(self, held: _Held, start: StartPull) -> PronghornError | None:
+    async def _pull(self, held: _Held, start: StartPull, receiver: BlockReceiver) -> PronghornError | None:
         attempt = held.attempt
         budget_s = attempt.deadline.remaining_s(self._clock.now_s())
         request = PrefillRequest(
@@ -294,14 +296,13 @@ class DecodeNode:
             wanted=sorted(start.block_ids),
             budget_s=budget_s,
         )
-        destinations = {position: self._link.memory.block(block) for position, block in start.block_ids.items()}
         try:
             async with self._prefill.stream(start.target, request.to_bytes(), budget_s) as stream:
                 await pull(
                     stream,
                     ours=self.shell.identity,
                     target=start.target,
-                    destinations=destinations,
+                    receiver=receiver,
                     on_first_token=partial(self._first_token, held),
                     stall_timeout_s=self._config.stall_timeout_s,
                 )
@@ -312,7 +313,9 @@ class DecodeNode:
     def _first_token(self, held: _Held, token: FirstToken) -> None:
         self._run(held, held.attempt.on_first_token(token))
 
-    def _pull_ended(self, held: _Held, start: StartPull, task: asyncio.Task[PronghornError | None]) -> None:
+    def _pull_ended(
+        self, held: _Held, start: StartPull, receiver: BlockReceiver, task: asyncio.Task[PronghornError | None]
+    ) -> None:
         held.pull = None
         error: PronghornError | None
         if task.cancelled():
@@ -323,7 +326,8 @@ class DecodeNode:
             error = task.result()
         if held.attempt.state is AttemptState.PULLING:
             record = None if error is None else error.record()
-            held.session.pulled(Pulled(held.attempt.fence, start.target.incarnation, record))
+            moved_bytes = receiver.received_bytes
+            held.session.pulled(Pulled(held.attempt.fence, start.target.incarnation, record, moved_bytes))
         if error is None:
             self.counters.count("blocks_received", n=len(start.block_ids))
             self.counters.count("pull_committed")

@@ -6,7 +6,7 @@ positions are written, each once; nothing is written after `pull` has returned.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import assert_never
 
 from google.protobuf.message import DecodeError
@@ -26,15 +26,14 @@ async def pull(
     *,
     ours: Identity,
     target: PrefillTarget,
-    destinations: Mapping[int, memoryview],
+    receiver: transfer.BlockReceiver,
     on_first_token: Callable[[FirstToken], None],
     stall_timeout_s: float,
 ) -> None:
-    """Receive one hand-over into `destinations` (by block position); return once it has committed.
+    """Receive one hand-over into the receiver's destinations; return once it has committed.
 
     Raises HandshakeRefused, TransferFailed, NodeLost, or the error that the prefill node gave.
     """
-    receiver = transfer.BlockReceiver(destinations)
     await _welcome(stream, ours, target, stall_timeout_s)
     told = False
     while True:

@@ -203,6 +203,8 @@ class Dispatcher:
     def _on_pulled(self, pulled: Pulled) -> None:
         flight = self._flights.get(pulled.fence.request_id)
         self._placement.pulled(pulled, flight)
+        if flight is None or flight.lifecycle.fence == pulled.fence:
+            self._explanations.moved(pulled.fence.request_id, pulled.moved_bytes)
         if flight is not None and pulled.error is not None:
             session_up = self._nodes.session_up(pulled.prefill)
             self._post(flight, PrefillFailed(pulled.fence, pulled.prefill, from_record(pulled.error), session_up))

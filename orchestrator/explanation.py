@@ -38,8 +38,10 @@ class AttemptRecord(msgspec.Struct, omit_defaults=True):
     policy: str
     considered: list[Considered]
     """The first was chosen."""
-    moved_bytes: int
+    predicted_bytes: int
     """Of blocks that the decode node was thought to lack and has to be sent."""
+    moved_bytes: int = 0
+    """Of blocks that prefill nodes sent it, as it counted them, those of hand-overs that failed included."""
     ended: str | None = None
     """What ended the attempt before the request's end."""
 
@@ -94,9 +96,14 @@ class Explanations:
                 routed_s=self._since_s(request_id, now_s),
                 policy=route.choice.policy,
                 considered=[_considered(pair) for pair in pairs],
-                moved_bytes=int(lacks * kv_bytes_per_token),
+                predicted_bytes=int(lacks * kv_bytes_per_token),
             )
         )
+
+    def moved(self, request_id: RequestID, moved_bytes: int) -> None:
+        """A hand-over of the latest attempt has ended."""
+        if (record := self._records.get(request_id)) is not None and record.attempts:
+            record.attempts[-1].moved_bytes += moved_bytes
 
     def attempt_ended(self, request_id: RequestID, why: str) -> None:
         if (record := self._records.get(request_id)) is not None and record.attempts:

@@ -95,6 +95,8 @@ class Pulled(msgspec.Struct, frozen=True):
     fence: Fence
     prefill: Incarnation
     error: ErrorRecord | None = None
+    moved_bytes: int = 0
+    """Of blocks, that came here, whether they could be used or not."""
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from orchestrator.node_client import GrpcConnector
 from orchestrator.prompt_keys import PromptBlocks, PromptKeys
 from orchestrator.replica import Replica
 from tests.fakes.canary_engine import SEED
-from tests.fakes.canary_pipeline import continuation
+from tests.fakes.canary_pipeline import block_bytes, continuation
 from tests.fakes.orchestrator_cluster import config
 from tests.integration.nodes.rig import MODEL, Rig, new_rig, orchestrator_identity, prompt
 from tests.integration.orchestrator.test_real_nodes import NEW_TOKENS, answer, job, until_usable
@@ -66,3 +66,22 @@ async def test_requests_follow_the_blocks_a_new_orchestrator_knows_them_at_once_
         await until(lambda: not any(again.holdings.dump().values()))
         again.holdings.check()
         await again.stop()
+
+
+async def test_a_record_counts_the_bytes_that_moved_and_not_those_that_were_to_move() -> None:
+    async with new_rig() as rig:
+        nodes = [(await rig.decode(f"decode-{i}"))[0] for i in range(DECODE_NODES - 1)]
+        prefill, _ = await rig.prefill("prefill-1")
+        for each in (*nodes, prefill):
+            await each.shell.check_health()
+        replica = await replica_of(rig)
+        size_bytes = block_bytes(rig.node_config().engine.block_tokens)
+        for tokens in (prompt(8), prompt(5)):
+            before = sum(node.counters.snapshot().get("blocks_received", 0) for node in nodes)
+            request = job(rig, tokens, "prefill-1")
+            assert await answer(replica, request) == continuation(tokens, NEW_TOKENS)
+            received = sum(node.counters.snapshot().get("blocks_received", 0) for node in nodes) - before
+            record = replica.explain(str(request.context.request_id))
+            assert record is not None
+            assert record.attempts[-1].moved_bytes == received * size_bytes > 0
+        await replica.stop()

@@ -61,7 +61,7 @@ class Landing:
             Script(frames, silent),
             ours=OURS,
             target=TARGET,
-            destinations={position: memoryview(memory) for position, memory in self.memory.items()},
+            receiver=transfer.BlockReceiver({p: memoryview(memory) for p, memory in self.memory.items()}),
             on_first_token=lambda token: self.tokens.append(token.token),
             stall_timeout_s=0.02,
         )

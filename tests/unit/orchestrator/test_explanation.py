@@ -5,8 +5,9 @@ import logging
 import pytest
 
 from orchestrator.explanation import Explanations, RequestRecord
+from pipelines.types.frames import Outputs, Pulled
 from pipelines.types.status import GenerationStatus
-from pronghorn.errors import NodeRefused
+from pronghorn.errors import NodeRefused, TransferFailed
 from pronghorn.ids import RequestID
 from pronghorn.tasks import Owner
 from tests.fakes.orchestrator_cluster import Cluster, running
@@ -41,6 +42,24 @@ async def test_a_record_tells_the_choice_the_attempts_and_what_came_of_them(capl
         assert record.first_token_s is not None and record.ended_s is not None
     (line,) = [r.getMessage() for r in caplog.records if r.name == "pronghorn.requests"]
     assert json.loads(line)["request_id"] == str(request_id)
+    await client.stop(1.0)
+
+
+async def test_bytes_moved_are_those_that_the_decode_node_counted_failed_hand_overs_included() -> None:
+    request_id, client = RequestID(), Owner("client")
+    async with running() as cluster:
+        node, prefill = await cluster.join("decode-1"), await cluster.join("prefill-1")
+        task = client.start(read(cluster, request_id), "request")
+        submit = await node.submitted()
+        torn = TransferFailed("torn").record()
+        node.say(Outputs([], [], [Pulled(submit.fence, prefill.record.incarnation, torn, 300)]))
+        node.say(Outputs([], [], [Pulled(submit.fence, prefill.record.incarnation, None, 4000)]))
+        node.produce(submit.fence, 5, status=GenerationStatus.END_OF_SEQUENCE)
+        await asyncio.wait_for(task, 60)
+        record = cluster.replica.explain(str(request_id))
+        assert record is not None
+        (attempt,) = record.attempts
+        assert attempt.moved_bytes == 4300 and attempt.predicted_bytes > 0
     await client.stop(1.0)
 
 
