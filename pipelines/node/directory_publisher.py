@@ -105,8 +105,8 @@ class DirectoryPublisher:
             await asyncio.sleep(GATHER_S)
 
     async def _write(self) -> None:
-        """What waits, for `TURN_S` at most."""
-        give_up_s = asyncio.get_running_loop().time() + TURN_S
+        """What waits: one batch at least, and no further one after `TURN_S`."""
+        over_s = asyncio.get_running_loop().time() + TURN_S
         if self._whole_due:
             self._whole_due = False
             self._waiting.clear()
@@ -118,7 +118,7 @@ class DirectoryPublisher:
             except Unavailable:
                 self._whole_due = True
                 raise
-        while self._waiting and not self._whole_due and asyncio.get_running_loop().time() < give_up_s:
+        while self._waiting and not self._whole_due:
             batch = self._waiting[0]
             stored, hashes = batch
             if stored:
@@ -130,6 +130,8 @@ class DirectoryPublisher:
             if self._waiting and self._waiting[0] is batch:  # unless everything is due meanwhile
                 self._waiting.popleft()
                 self._waiting_blocks -= len(hashes)
+            if asyncio.get_running_loop().time() >= over_s:
+                return
 
     async def leave(self) -> None:
         """Take the node's rows out; where that fails, the lease does it."""

@@ -93,11 +93,12 @@ def test_a_pool_larger_than_what_may_wait_is_written_while_it_changes(loop: Virt
     loop.run_until_complete(play())
 
 
-def test_the_name_is_held_while_more_is_written_than_a_lease_has_time_for(loop: VirtualLoop) -> None:
-    blocks = 256 * 200
+@pytest.mark.parametrize("batches", [200, 12], ids=["much", "slowly"])
+def test_the_name_is_held_while_more_is_written_than_a_lease_has_time_for(loop: VirtualLoop, batches: int) -> None:
+    blocks = 256 * batches
 
     async def play() -> None:
-        directory = FarDirectory(loop, takes_s=2 * LEASE_S / 200)
+        directory = FarDirectory(loop, takes_s=2 * LEASE_S / batches)
         node = Node(directory, blocks)
         writing = loop.create_task(node.publisher.run())
         await asyncio.sleep(3 * LEASE_S)
