@@ -131,7 +131,9 @@ class Terminal:
 
 
 def ready_message(state: RunState) -> str:
-    body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": true}'
+    several = len(state.models) > 1
+    named = f'"model": "{state.models[0]}", ' if several else ""
+    body = f'{{{named}"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'
     lines = [
         "",
         f"Pronghorn is ready at [bold]{state.url}/v1[/bold]",
@@ -139,6 +141,6 @@ def ready_message(state: RunState) -> str:
         "",
         "Try:",
         f"  curl -N {state.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        '  pronghorn chat "Why is the sky blue?"',
+        '  pronghorn chat "Why is the sky blue?"' + (f" --model {state.models[0]}" if several else ""),
     ]
     return "\n".join(lines)

@@ -60,7 +60,8 @@ class Cluster:
         address = self._config.address or self._start_ray()
         self._deploy(address)
         self._wait_for_nodes(deadline_s)
-        self._tell(phase="ready", url=self._url())
+        models = [model.model_name for model in self._config.service.each]
+        self._tell(phase="ready", url=self._url(), models=models)
         return self.state
 
     def _start_redis(self) -> None:

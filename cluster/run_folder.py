@@ -52,6 +52,8 @@ class RunState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether Serve on that Ray cluster was started for this run."""
     edge: str | None = None
     error: str | None = None
+    models: list[str] = []
+    """What it serves, by the names that clients give."""
 
 
 Record = TypeVar("Record", Run, RunState)

@@ -105,6 +105,13 @@ def test_two_models_answer_apart_and_one_is_scaled_and_drained_without_the_other
     assert nodes(cluster, "two") == others
     assert [answer(cluster, model)[0] for model in answers] == [text for text, _ in answers.values()]
 
+    old = nodes(cluster, "one") | nodes(cluster, "two")
+    command(cluster, "redeploy")
+    cluster.wait_until(lambda _: not old.keys() & (nodes(cluster, "one") | nodes(cluster, "two")).keys(), LIMIT_S)
+    cluster.wait_until(lambda status: all(model["ready"] for model in status["models"]), LIMIT_S)
+    assert [len(nodes(cluster, model)) for model in answers] == [2, 2]
+    assert [answer(cluster, model)[0] for model in answers] == [text for text, _ in answers.values()]
+
     cluster.wait_until_at_rest()
     status = cluster.status()
     assert {model["name"]: (model["ready"], model["pools"]) for model in status["models"]} == {

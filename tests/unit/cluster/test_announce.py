@@ -1,8 +1,9 @@
 import io
 
+from msgspec.structs import replace
 from rich.console import Console
 
-from cluster.announce import Announcement, Lines, Terminal, detail, note, read_lines, stage
+from cluster.announce import Announcement, Lines, Terminal, detail, note, read_lines, ready_message, stage
 from cluster.run_folder import RunState
 
 
@@ -42,3 +43,10 @@ def test_the_ready_message_names_what_to_try() -> None:
         "pronghorn chat",
     ):
         assert expected in shown.getvalue()
+
+
+def test_of_several_models_what_to_try_names_one() -> None:
+    state = RunState("ready", 1, url="http://127.0.0.1:8000", models=["a", "b"])
+    message = ready_message(state)
+    assert '{"model": "a", "messages": [{"role": "user"' in message and "--model a" in message
+    assert "model" not in ready_message(replace(state, models=["a"]))
