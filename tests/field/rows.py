@@ -79,7 +79,7 @@ ROWS: tuple[Row, ...] = (
     Row("G", ("sglang#5450",), "small blocks leave in large pieces", NOT_YET),
     Row("G", ("dynamo#589", "llm-d-router#1598", "llm-d-router#2515", "vllm-project/router#178"), "no herds", NOT_YET),
     Row("G", ("production-stack#884", "production-stack#1035"), "a hot prefix does not overload its holder", NOT_YET),
-    Row("G", ("Mooncake#3688",), "a node that joins or leaves disturbs nobody", NOT_YET),
+    Row("G", ("Mooncake#3688",), "a node that joins or leaves disturbs nobody"),
     Row("G", ("production-stack#448",), "thousands of streams at once", NOT_YET),
     Row("G", ("LMCache#1640",), "fetched only where that is sooner than computed"),
     Row("G", ("tensorflow#6256", "tensorflow#6116"), "gRPC carries blocks at the speed of the link", NOT_YET),

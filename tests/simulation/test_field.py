@@ -113,6 +113,24 @@ def test_nodes_that_come_and_go_leave_every_request_with_an_end() -> None:
     holds(plan(churn, [request(i, at_s=0.06 * i) for i in range(100)]))
 
 
+@pytest.mark.field("Mooncake#3688")
+def test_nodes_that_join_and_leave_cost_no_request_a_third_of_its_time() -> None:
+    """Mooncake#3688: a new, empty node drew all writes, and one that stopped cost others ten seconds."""
+    most_s = 0.15
+    churn = [
+        *(Fault(FaultKind.JOIN, 3.5 + 0.1 * i, name) for i, name in enumerate(("prefill-0", "decode-0"))),
+        *(Fault(FaultKind.DRAIN, 4.5 + 0.1 * i, name) for i, name in enumerate(("prefill-1", "decode-1"))),
+    ]
+
+    def finished(budget_s: float, faults: list[Fault]) -> int:
+        requests = [request(i, at_s=3.0 + 0.05 * i, budget_s=budget_s) for i in range(60)]
+        return holds(plan(faults, requests)).endings["finished"]
+
+    assert finished(0.8 * most_s, []) < 60 + 1, "the bound says something"
+    assert finished(most_s, []) == 60 + 1
+    assert finished(1.3 * most_s, churn) == 60 + 1
+
+
 @pytest.mark.cells("F14 P1-P11")
 def test_clocks_that_differ_by_minutes_and_drift_change_nothing() -> None:
     """Leases and deadlines hold on each process's own clock."""
