@@ -41,6 +41,7 @@ def refused(code):
     return pytest.raises(TransferFailed, check=lambda error: error.code == code)
 
 
+@pytest.mark.field("sglang#5450")
 @pytest.mark.conformance(42)
 @pytest.mark.parametrize(("target", "frames"), [(1 << 20, 1), (250, 2), (100, 4), (99, 8), (30, 16)])
 def test_blocks_share_frames_or_are_split_and_arrive_whole(target, frames):
