@@ -2,7 +2,9 @@ import json
 
 import pytest
 
+from orchestrator.ports import GenerationJob
 from tests.fakes.api_client import Served, error_of
+from tests.fakes.scripted_generator import Step, spoken
 
 POST = ("POST", "/v1/chat/completions")
 
@@ -137,6 +139,22 @@ async def test_a_body_in_chunks_is_refused_once_it_is_too_large() -> None:
     response = await Served(max_request_bytes=100).request(*POST, content=chunks())
     error_of(response, 413)
     assert taken <= 3
+
+
+@pytest.mark.field("sglang#30233")
+async def test_a_prompt_of_the_models_length_is_served_and_one_token_more_reaches_nobody() -> None:
+    asked: list[GenerationJob] = []
+
+    def script(job: GenerationJob) -> list[Step]:
+        asked.append(job)
+        return spoken("x")
+
+    served = Served(script)
+    assert (await served.complete(prompt=[5] * 200, max_tokens=1)).status_code == 200
+    assert len(asked) == 1
+    error = error_of(await served.complete(prompt=[5] * 201, max_tokens=1), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert len(asked) == 1
 
 
 async def test_a_long_prompt_is_refused_with_both_numbers() -> None:
