@@ -19,7 +19,7 @@ import numpy as np
 from cluster.simulator.load_model import LoadModel, LoadResult, NodeTiming
 from cluster.simulator.load_report import make_router
 from cluster.simulator.trace import TRACE_BLOCK_TOKENS, TraceRequest, make_up
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, Limits
 from orchestrator.holdings import Holdings
 from pronghorn.counters import Counters
 
@@ -76,7 +76,7 @@ def play(trace: Trace, policy: str, prefill: int, decode: int, rate: float, coun
     holdings = Holdings(1 << 28, Counters())
     bound = 1 << 20
     router = make_router(policy, holdings, timing, seed)
-    model = LoadModel(prefill, decode, router, holdings, Admission(bound, bound), timing)
+    model = LoadModel(prefill, decode, router, holdings, Admission(Limits(bound, bound)), timing)
     return model.run(trace(Random(f"routing-trace/{seed}"), count, rate))
 
 

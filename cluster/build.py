@@ -26,6 +26,8 @@ SHUTDOWN_MARGIN_S = 20.0
 CONSTRUCTOR_RETRIES = 3
 ONE_MORE_PERCENT = 1
 """How many replicas a rolling change may start before it stops old ones; Serve rounds up, to one."""
+REFUSING = 64
+"""Requests of an orchestrator that are read or refused beside those that run or wait: it refuses them, not Serve."""
 NODE_REQUESTS = 16
 """Calls through Serve handles that a node takes at once. Nobody makes any; its work comes by gRPC."""
 
@@ -44,7 +46,7 @@ def app(args: dict[str, Any]) -> Application:
         OrchestratorDeployment,
         name="orchestrator",
         num_replicas=service.orchestrators,
-        max_ongoing_requests=sum(2 * model.max_in_flight for model in models),
+        max_ongoing_requests=sum(model.max_in_flight + service.max_queue + REFUSING for model in models),
         **_placed(service.placement.orchestrator, gpus=0),
         **_lifecycle(service),
     )

@@ -23,9 +23,11 @@ from cluster.setting_types import (
     Disaggregation,
     Dtype,
     Edge,
+    HeaderName,
     Placements,
     Port,
     Positive,
+    Priority,
     ProxyLocation,
     Scheduling,
 )
@@ -78,7 +80,19 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Tokens in one engine step, which bounds a prefill chunk; None: what suits the device."""
     max_batch_size: Count = 32
     max_in_flight: Count = 256
-    """Requests that one orchestrator runs at once; as many again may wait."""
+    """Requests that one orchestrator runs at once."""
+    max_queue: CountOrNone = 1024
+    """Requests that may wait in one orchestrator (docs/overload.md)."""
+    max_queue_bytes: Count = 256 * MEBIBYTE
+    """What those may hold in memory."""
+    max_queue_wait_s: Positive = 60.0
+    """Who would wait longer is refused at once."""
+    starts_per_node: Count = 32
+    """Requests without a first token that one orchestrator may have on nodes, for each usable node."""
+    most_urgent_priority: Priority = -100
+    """The lowest `priority` that a client may send; 0 where no gateway is trusted to set it."""
+    share_header: HeaderName = "authorization"
+    """The header by whose value clients are told apart: each value has the same share of the service."""
     max_length: Count | None = None
     prefix_caching: bool = True
     tool_parser: str = "auto"
@@ -332,7 +346,12 @@ def orchestrator(service: ServiceConfig) -> dict[str, Any]:
         "operations_host": service.node_host,
         "tls": None if service.tls is None else msgspec.structs.asdict(service.tls),
         "max_in_flight": service.max_in_flight,
-        "max_queue": service.max_in_flight,
+        "max_queue": service.max_queue,
+        "max_queue_bytes": service.max_queue_bytes,
+        "max_queue_wait_s": service.max_queue_wait_s,
+        "starts_per_node": service.starts_per_node,
+        "most_urgent_priority": service.most_urgent_priority,
+        "share_header": service.share_header.lower(),
         "default_deadline_s": service.deadline_s,
         "drain_s": service.drain_timeout_s,
         "logits_processors": sorted(service.engine_settings.get("logits_processors", {})),

@@ -14,6 +14,8 @@ ProxyLocation = Literal["EveryNode", "HeadOnly"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Priority = Annotated[int, msgspec.Meta(ge=-100, le=100)]
+HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9-]+$")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 

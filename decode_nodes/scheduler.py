@@ -3,7 +3,8 @@
 Continuous batching: unless configured otherwise, every step has one token of each decoding sequence and, in what is
 left of the budgets, the next chunk of the oldest local prompts (`batching.py`). A sequence takes a slot and blocks for
 its whole prompt and one token more, on the least loaded replica, before anything is computed for it; those that find
-no room wait in order of arrival. When a decoding sequence finds no block to grow into, the newest running one of its
+no room wait by priority, then in order of arrival. When a decoding sequence finds no block to grow into, the newest
+running one of the least urgent of its
 replica gives its blocks back and starts over, before all that came after it, with what it has said so far.
 
 A request for several choices is one sequence until its first tokens are there. Then the others fork off it: they share
@@ -54,7 +55,7 @@ from pipelines.runtime.messages import (
     TokenDelta,
 )
 from pipelines.runtime.padding import Padding
-from pipelines.runtime.replica import Replica, insert_by_arrival
+from pipelines.runtime.replica import Replica, insert_by_turn, turn
 from pipelines.runtime.replicas import Replicas
 from pipelines.runtime.scheduler import Batch
 from pipelines.types.sampled_token import SampledToken
@@ -139,7 +140,7 @@ class DecodeScheduler:
         sequence.context.reset()
         sequence.prefill_here = True
         self._apply(sequence, Event.PREEMPT)
-        insert_by_arrival(self._waiting, sequence)
+        insert_by_turn(self._waiting, sequence)
 
     def _deliver(self, sequence: Sequence, output: TextGenerationOutput) -> None:
         """One step's tokens of one sequence, its last where the output is done."""
@@ -200,7 +201,7 @@ class DecodeScheduler:
             self._apply(sequence, Event.FORK)
         else:
             context.reset()
-            insert_by_arrival(self._waiting, sequence)
+            insert_by_turn(self._waiting, sequence)
         return sequence, output
 
     def _unborn_choices(self) -> int:
@@ -266,7 +267,7 @@ class DecodeScheduler:
             self._refuse(command.fence, Overloaded(text, retry_after_s=RETRY_AFTER_S))
         else:
             self._attempts.add(sequence)
-            self._waiting.append(sequence)
+            insert_by_turn(self._waiting, sequence)
 
     def _replace_older(self, fence: Fence) -> bool:
         """Make way for `fence`; False, with its refusal, where a newer attempt of the request is here already."""
@@ -466,8 +467,8 @@ class DecodeScheduler:
                 assert set(map(id, queue)) == set(map(id, standing)) and len(queue) == len(standing)
         waiting = [sequence for sequence in self._attempts if sequence.state is State.WAITING]
         assert set(map(id, self._waiting)) == set(map(id, waiting)) and len(self._waiting) == len(waiting)
-        arrivals = [sequence.arrival for sequence in self._waiting]
-        assert arrivals == sorted(arrivals) and all(sequence.replica is None for sequence in waiting)
+        turns = [turn(sequence) for sequence in self._waiting]
+        assert turns == sorted(turns) and all(sequence.replica is None for sequence in waiting)
         members = {id(member) for family in self._families.values() for member in family.members}
         assert members == {id(sequence) for sequence in self._attempts if sequence.family is not None}
 

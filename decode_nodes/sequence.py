@@ -112,9 +112,9 @@ class Sequence:
         return self.fence if self.family is None else self.family.fence
 
     @property
-    def order(self) -> tuple[int, int]:
-        """The newest is the first to be preempted."""
-        return self.arrival, self.choice
+    def order(self) -> tuple[int, int, int]:
+        """The newest of the least urgent is the first to be preempted."""
+        return self.context.priority, self.arrival, self.choice
 
     @property
     def uncomputed_tokens(self) -> int:

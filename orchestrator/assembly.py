@@ -50,6 +50,8 @@ def api_settings(config: OrchestratorConfig, started_unix_s: int) -> ApiSettings
         default_deadline_s=config.default_deadline_s,
         max_request_bytes=config.max_request_bytes,
         retry_after_s=config.retry_after_s,
+        most_urgent_priority=config.most_urgent_priority,
+        share_header=config.share_header,
         use_client_cache_salt=config.use_client_cache_salt,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,

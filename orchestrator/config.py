@@ -25,8 +25,15 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     default_deadline_s: float = 600.0
     max_in_flight: int = 256
     """Requests that may run on nodes at once."""
-    max_queue: int = 256
-    """Requests that may wait for a slot; one more is refused as Overloaded."""
+    max_queue: int = 1024
+    """Requests that may wait; one more is refused as Overloaded, or takes the place of one with less right to it."""
+    max_queue_bytes: int = 256 * MEBIBYTE
+    """What those that wait may hold in memory, as far as it grows with their prompts."""
+    max_queue_wait_s: float = 60.0
+    """Who would wait longer is refused at once, and who has waited so long without a turn is told so."""
+    starts_per_node: int = 32
+    """Requests without a first token that may be on nodes at once, for each node that is usable; the others wait here,
+    where priorities and shares count."""
     max_attempts: int = 3
     """Decode nodes tried before the first token."""
     migration_wait_s: float = 30.0
@@ -43,6 +50,10 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     retry_after_s: float = 1.0
     """What a refused client is told to wait."""
     max_request_bytes: int = 100 * MEBIBYTE
+    most_urgent_priority: int = -100
+    """The lowest `priority` that a client may send."""
+    share_header: str = "authorization"
+    """By whose value clients are told apart, in lower case: each value has the same share of the service."""
     use_client_cache_salt: bool = False
     tool_parser: str = "auto"
     """How the model writes tool calls; auto: by its chat template; none: calls are not read."""
@@ -93,7 +104,8 @@ class OrchestratorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         positive = (
-            "max_length default_deadline_s max_in_flight max_attempts migration_wait_s reconnect_wait_s "
+            "max_length default_deadline_s max_in_flight max_queue_bytes max_queue_wait_s starts_per_node "
+            "max_attempts migration_wait_s reconnect_wait_s "
             "breaker_failures breaker_open_s max_prefill_candidates retry_after_s max_request_bytes lease_s "
             "heartbeat_timeout_s block_index_bytes silence_timeout_s connect_timeout_s reconnect_min_s "
             "relist_period_s send_queue_frames"

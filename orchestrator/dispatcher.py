@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import assert_never
 
 from kvcache.connector import HintOutcome, read_hint
-from orchestrator.admission import Admission
+from orchestrator.admission import Turn
 from orchestrator.config import OrchestratorConfig
 from orchestrator.explanation import Explanations, RequestRecord
 from orchestrator.flight import Flight
+from orchestrator.gate import Gate
 from orchestrator.holdings import Holdings
 from orchestrator.lifecycle import Effect, Refused, RequestState
 from orchestrator.nodes import Nodes
@@ -40,6 +41,7 @@ from orchestrator.request_events import (
     Produced,
     ReleaseSlot,
     SendAbort,
+    Shed,
     ShuttingDown,
     StoppedEarly,
     Wait,
@@ -84,7 +86,7 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        admission: Admission,
+        gate: Gate,
         placement: Placement,
         holdings: Holdings,
         speeds: LearnedSpeeds,
@@ -95,7 +97,7 @@ class Dispatcher:
         counters: Counters,
         config: OrchestratorConfig,
     ) -> None:
-        self._admission = admission
+        self._gate = gate
         self._placement = placement
         self._holdings = holdings
         self._speeds = speeds
@@ -143,9 +145,7 @@ class Dispatcher:
         if flight.request_id in self._flights:
             raise InvalidRequest(f"request_id {flight.request_id} is in flight already", param="request_id")
         left_s = job.deadline.require(self._clock.now_s(), "it was being accepted")
-        if reason := self._admission.can_admit():
-            self._counters.count("request_overloaded")
-            raise Overloaded(reason, retry_after_s=retry_after_s)
+        turn = self._gate.enter(job)
         self._flights[flight.request_id] = flight
         if job.key is not None:
             self._keys[job.key] = flight
@@ -154,9 +154,21 @@ class Dispatcher:
         self._counters.count("request_accepted")
         self._note_hint(job)
         self._explanations.accepted(_record(job), self._clock.now_s())
-        if self._admission.enter(flight.request_id):
-            self._post(flight, Admitted())
+        if flight.request_id not in turn.granted and (patience_s := self._gate.waits_s(job)) < left_s:
+            flight.wait_timer = asyncio.get_running_loop().call_later(patience_s, self._overdue, flight)
+        self._follow(turn)
         return flight
+
+    def _follow(self, turn: Turn) -> None:
+        """What admission has decided becomes events of those whom it concerns."""
+        for request_id in turn.granted:
+            self._flights[request_id].stop_waiting()
+            self._post(self._flights[request_id], Admitted())
+        for request_id, refusal in turn.dismissed:
+            self._post(self._flights[request_id], Shed(self._gate.refused(refusal)))
+
+    def _overdue(self, flight: Flight) -> None:
+        self._follow(self._gate.overdue(flight.request_id))
 
     def _note_hint(self, job: GenerationJob) -> None:
         """The node's connector is who reads the hint; here it is only counted that it can be of no use there."""
@@ -212,6 +224,7 @@ class Dispatcher:
     def on_heartbeat(self, report: NodeReport) -> None:
         incarnation = report.incarnation
         self._speeds.heartbeat(report)
+        self._follow(self._gate.look())
         if self._holdings.heartbeat(report, self._clock.now_s()):
             self._ask_for_blocks(incarnation)
         if not report.healthy:
@@ -274,6 +287,8 @@ class Dispatcher:
                 self._explanations.attempt_ended(flight.request_id, type(event).__name__)
         if state is RequestState.DISPATCHED and lifecycle.state is not state:
             self._placement.computed(flight)
+        if lifecycle.state is RequestState.STREAMING and state is not lifecycle.state:
+            self._follow(self._gate.started(flight.request_id))
         if lifecycle.state is RequestState.WAITING or (lifecycle.casualties.any_doubt and not flight.over):
             self._uneasy[flight.request_id] = flight
         else:
@@ -294,6 +309,7 @@ class Dispatcher:
             case Deliver():
                 if (output := flight.progress.take(effect.delta)) is not None:
                     flight.stranded_at_s = None
+                    self._gate.delivered(flight.request_id, len(output.tokens))
                     self._explanations.delivered(flight.request_id, output, self._clock.now_s())
                     self._placement.delivered(flight)
                     flight.deliver(output)
@@ -302,6 +318,8 @@ class Dispatcher:
                     TextGenerationOutput(request_id=flight.request_id, tokens=[], final_status=effect.status)
                 )
             case Finish() | Cancel():
+                if isinstance(effect, Finish):
+                    self._speeds.ended(flight.progress.said_tokens)
                 self._counters.count("request_ended", flight.lifecycle.state.value)
                 self._explain_end(flight, None)
                 flight.end(None)
@@ -367,8 +385,7 @@ class Dispatcher:
             del self._keys[flight.job.key]
         if not self._flights:
             self._idle.set()
-        if (heir := self._admission.leave(flight.request_id)) is not None:
-            self._post(self._flights[heir], Admitted())
+        self._follow(self._gate.leave(flight.request_id))
 
     def _with_retry_after(self, error: PronghornError) -> PronghornError:
         if error.retry_after_s is None and error.http_status in (429, 503):
@@ -379,10 +396,14 @@ class Dispatcher:
 
     def held(self) -> list[Held]:
         now_s = self._clock.now_s()
-        return [row for flight in self._flights.values() for row in flight.held(now_s)] + self._admission.held()
+        return [row for flight in self._flights.values() for row in flight.held(now_s)] + self._gate.held()
 
     def in_flight(self) -> int:
         return len(self._flights)
+
+    def gauges(self) -> dict[str, int]:
+        """Of the queue, and of who runs."""
+        return self._gate.gauges()
 
     @property
     def draining(self) -> bool:
@@ -406,8 +427,8 @@ class Dispatcher:
 
     def check(self) -> None:
         """Every request here holds a slot or a place in the queue, and nobody else does."""
-        self._admission.check()
-        assert self._admission.running + self._admission.waiting == len(self._flights)
+        self._gate.check()
+        assert self._gate.here == len(self._flights)
         assert self._idle.is_set() == (not self._flights)
 
 

@@ -42,6 +42,7 @@ from orchestrator.request_events import (
     ReleaseSlot,
     Routed,
     SendAbort,
+    Shed,
     ShuttingDown,
     StoppedEarly,
     Unroutable,
@@ -109,6 +110,7 @@ class Transition:
 
 TRANSITIONS: dict[tuple[RequestState, type[Event]], Transition] = {
     (_Q, Admitted): Transition("_choose", (_R,)),
+    (_Q, Shed): Transition("_shed", (_FAILED,)),
     (_Q, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_Q, StoppedEarly): Transition("_stop", (_FINISHED,)),
     (_Q, ClientGone): Transition("_cancel", (_CANCELLED,)),
@@ -201,6 +203,9 @@ class Lifecycle:
 
     def _choose(self, _: Admitted) -> tuple[RequestState, list[Effect]]:
         return _R, [Choose(self._avoid)]
+
+    def _shed(self, event: Shed) -> tuple[RequestState, list[Effect]]:
+        return self._fail(event.error)
 
     def _dispatch(self, event: Routed) -> tuple[RequestState, list[Effect]]:
         self._attempts += 1

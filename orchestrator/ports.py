@@ -38,6 +38,10 @@ class GenerationJob:
     """What the client calls it: as long as it runs, another one of that key is refused with RequestInProgress."""
     session: str | None = None
     """What requests of one conversation have in common: the client's `X-Session-ID` or `prompt_cache_key`."""
+    priority: int = 0
+    """The lower, the sooner it is served."""
+    share: str = ""
+    """Whose share of the service it is counted to: a name made of the client's API key, never the key itself."""
 
 
 class Generator(Protocol):

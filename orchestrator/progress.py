@@ -36,6 +36,11 @@ class Progress:
         return any(self._delivered)
 
     @property
+    def said_tokens(self) -> int:
+        """What was delivered of the choice that has said most."""
+        return max(map(len, self._delivered))
+
+    @property
     def _replays(self) -> bool:
         return self._context.num_choices > 1
 

@@ -8,11 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from random import Random
 
 from kvcache.registry import NodeRegistry
-from orchestrator.admission import Admission
 from orchestrator.breaker import BreakerPolicy
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.explanation import Explanations, RequestRecord
+from orchestrator.gate import Gate
 from orchestrator.holdings import Holdings
 from orchestrator.membership import Membership
 from orchestrator.nodes import Nodes, NodeView
@@ -76,7 +76,7 @@ class Replica:
             retry_after_s=config.retry_after_s,
         )
         self.dispatcher = Dispatcher(
-            admission=Admission(config.max_in_flight, config.max_queue),
+            gate=Gate(config, self._nodes, speeds, clock, self._counters),
             placement=Placement(
                 router, self._nodes, prompt_keys, speeds, self.explanations, clock, self._counters, config
             ),
@@ -156,7 +156,7 @@ class Replica:
         return self.explanations.find(request_id)
 
     def gauges(self) -> dict[str, int]:
-        return self.holdings.gauges()
+        return self.holdings.gauges() | self.dispatcher.gauges()
 
     def in_flight(self) -> int:
         return self.dispatcher.in_flight()

@@ -19,6 +19,13 @@ class Admitted:
 
 
 @dataclass(frozen=True)
+class Shed:
+    """Admission takes its place in the queue away: for another, or because it is too late to begin."""
+
+    error: PronghornError
+
+
+@dataclass(frozen=True)
 class Routed:
     """The router's answer to Choose."""
 
@@ -123,6 +130,7 @@ class ShuttingDown:
 
 Event = (
     Admitted
+    | Shed
     | Routed
     | Unroutable
     | Complete

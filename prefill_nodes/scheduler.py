@@ -1,9 +1,9 @@
 """What a prefill node computes next, and who holds its blocks.
 
-Prompts are taken in order of arrival, each with blocks for all of it on the least loaded replica; a step computes the
-next chunk of the oldest ones, as many as the budgets hold (`batching.py`). Wanted blocks are reported as soon as they
-are complete, those that the prefix cache holds at once; the first token is reported the moment it is sampled, before
-the last blocks. Blocks stay held until `Release`, whatever happens.
+Prompts are taken by priority, then in order of arrival, each with blocks for all of it on the least loaded replica; a
+step computes the next chunk of the first ones, as many as the budgets hold (`batching.py`). Wanted blocks are reported
+as soon as they are complete, those that the prefix cache holds at once; the first token is reported the moment it is
+sampled, before the last blocks. Blocks stay held until `Release`, whatever happens.
 
 Attempts: a `Prefill` of the same or a higher attempt under another fence ends the one that it replaces with
 `Cancelled`; a lower attempt is refused with `Cancelled`; the same fence again is ignored.
@@ -44,6 +44,7 @@ from pipelines.runtime.messages import (
     Stop,
     TakeStock,
 )
+from pipelines.runtime.replica import insert_by_turn, turn
 from pipelines.runtime.replicas import Replicas
 from pipelines.runtime.scheduler import Batch
 from pipelines.types.text_output import TextGenerationOutput
@@ -151,7 +152,7 @@ class PrefillScheduler:
             self._refuse(prompt.fence, refusal)
         else:
             self._attempts.add(prompt)
-            self._waiting.append(prompt)
+            insert_by_turn(self._waiting, prompt)
 
     def _refusal(self, prompt: Prompt) -> PronghornError | None:
         needed, total = self._blocks(prompt), self._config.num_blocks
@@ -292,7 +293,7 @@ class PrefillScheduler:
             assert owners == {prompt.fence for prompt in mine}
             computing = [prompt for prompt in mine if prompt.state is State.COMPUTING]
             assert set(map(id, replica.prompts)) == set(map(id, computing)) and replica.slots == len(computing)
-        waiting = [prompt for prompt in self._attempts if prompt.state is State.WAITING]
+        waiting = sorted((prompt for prompt in self._attempts if prompt.state is State.WAITING), key=turn)
         assert list(self._waiting) == waiting and all(prompt.replica is None for prompt in waiting)
 
     # --- small questions ---------------------------------------------------------------------------------------------

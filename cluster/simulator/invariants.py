@@ -20,6 +20,7 @@ from pronghorn.errors import (
     Overloaded,
     PoisonRequest,
     PronghornError,
+    Unavailable,
 )
 from pronghorn.ledger import STANDING
 from pronghorn.wire import FETCH_METHOD, PREFILL_METHOD, SESSION_METHOD
@@ -86,7 +87,7 @@ def _excused(plan: Plan, outcome: Outcome) -> bool:
             return False
         case Overloaded():
             return _crowded(plan)
-        case DeadlineExceeded():
+        case DeadlineExceeded() | Unavailable(code="deadline_out_of_reach"):
             slow = any(fault.kind is FaultKind.SLOW for fault in plan.faults)
             return outcome.plan.budget_s < GENEROUS_S or slow or (bool(plan.faults) and not _another_can(plan))
         case PoisonRequest():

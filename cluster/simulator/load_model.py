@@ -1,23 +1,25 @@
 """A load on many nodes, a phase at a time: the real router and the real admission over a model of each node's time.
 
 Knows no token of a request: a prompt is computed, handed over and decoded in one event each. A node computes one prompt
-after another, less what its cache holds of it; decode nodes run up to `max_batch` sequences, a step being longer the
-more there are, and a prompt that one computes itself holds them all up. What caches gain and lose goes to the router's
-own holdings as block events. Where there are many nodes, the router is handed the least loaded ones of each role, which
-are kept in order here, and those that hold most of the prompt: a choice costs the same whatever their number.
+after another, less what its cache holds of it, the more urgent before others, which are cut at the next chunk for them.
+A sequence has its slot on a decode node before its prompt is computed; up to `max_batch` run there, a step being longer
+the more there are, and a prompt that the node computes itself holds them all up. What caches gain and lose goes to the
+router's own holdings as block events. Where there are many nodes, the router is handed the least loaded ones of each
+role, which are kept in order here, and those that hold most of the prompt: a choice costs the same whatever their
+number.
 """
 
 import heapq
 import time
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
 from cluster.simulator.trace import TRACE_BLOCK_TOKENS, TraceRequest
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, Refusal, Ticket, Turn
 from orchestrator.holdings import Holdings
 from orchestrator.nodes import NodeView
 from orchestrator.routing.break_even import Speeds
@@ -67,9 +69,16 @@ class LoadNode:
         self.name = name
         self.role = role
         self.load = 0
-        self.free_at_s = 0.0
         self.running = 0
-        self.queue: deque[_Flight] = deque()
+        self.slots = 0
+        """Taken by those that run, and those whose prompt is computed for this node."""
+        self.queue: list[tuple[int, int, _Flight]] = []
+        """Who waits for a slot: the most urgent first, then as they came."""
+        self.prompts: list[tuple[int, int, _Flight]] = []
+        """To be computed here, likewise."""
+        self.computing: _Flight | None = None
+        self.prompt_tokens = 0
+        """Of those, and of the one that is being computed."""
         self.cache: OrderedDict[int, None] = OrderedDict()
         self._view: NodeView | None = None
         self.stalled_s = 0.0
@@ -79,7 +88,7 @@ class LoadNode:
 
     def view(self, now_s: float, timing: NodeTiming) -> NodeView:
         """As the router sees it; made anew only where that has changed."""
-        queued_tokens = int(max(0.0, self.free_at_s - now_s) * timing.prefill_tokens_per_s)
+        queued_tokens = self.prompt_tokens
         seen = self._view
         if seen is not None and seen.in_flight == self.load and seen.queued_tokens == queued_tokens:
             return seen
@@ -166,6 +175,9 @@ class _Flight:
     request_id: RequestID
     prefill: LoadNode | None = None
     decode: LoadNode | None = None
+    uncomputed_tokens: int = 0
+    prefilled_at_s: float = 0.0
+    """When its prompt will have been computed, unless it is cut."""
     ttft_s: float = 0.0
     step_s: float = 0.0
     stalled_s: float = 0.0
@@ -185,6 +197,10 @@ class LoadResult:
     good: int = 0
     """Requests within both goals."""
     shed: int = 0
+    shed_by: Counter[str] = field(default_factory=Counter)
+    ttft_by_priority: dict[int, list[float]] = field(default_factory=dict)
+    ended: list[tuple[float, int]] = field(default_factory=list)
+    """When each request ended, and how many tokens it had, its prompt's included."""
     most_in_flight: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
@@ -225,7 +241,7 @@ class LoadModel:
         self._until(float("inf"))
         self._admission.check()
         assert not self._flights and self._admission.running == self._admission.waiting == 0
-        assert all(node.load == node.running == 0 and not node.queue for node in self._named.values())
+        assert all(node.load == node.running == node.slots == 0 and not node.queue for node in self._named.values())
         self.result.wall_s = time.perf_counter() - began_s
         return self.result
 
@@ -234,11 +250,11 @@ class LoadModel:
         while events and events[0][0] <= now_s:
             at_s, _, event, flight = heapq.heappop(events)
             self.result.virtual_s = at_s
-            if event is _Event.PREFILLED:
+            if event is _Event.PREFILLED and at_s == flight.prefilled_at_s:
                 self._prefilled(flight, at_s)
             elif event is _Event.HANDED_OVER:
                 self._handed_over(flight, at_s)
-            else:
+            elif event is _Event.DECODED:
                 self._decoded(flight, at_s)
 
     def _push(self, at_s: float, event: _Event, flight: _Flight) -> None:
@@ -248,13 +264,27 @@ class LoadModel:
     # --- one request --------------------------------------------------------------------------------------------------
 
     def _arrive(self, flight: _Flight, now_s: float) -> None:
-        if self._admission.can_admit() is not None:
-            self.result.shed += 1
+        request = flight.request
+        ticket = Ticket(flight.request_id, request.priority, request.share, request.prompt_tokens)
+        answer = self._admission.enter(ticket, now_s)
+        if isinstance(answer, Refusal):
+            self._refused(answer)
             return
         self._flights[flight.request_id] = flight
+        self._follow(answer, now_s)
         self.result.most_in_flight = max(self.result.most_in_flight, len(self._flights))
-        if self._admission.enter(flight.request_id):
-            self._dispatch(flight, now_s)
+
+    def _follow(self, turn: Turn, now_s: float) -> None:
+        for request_id, refusal in turn.dismissed:
+            self._refused(refusal)
+            del self._flights[request_id]
+            self._admission.leave(request_id, now_s)
+        for request_id in turn.granted:
+            self._dispatch(self._flights[request_id], now_s)
+
+    def _refused(self, refusal: Refusal) -> None:
+        self.result.shed += 1
+        self.result.shed_by[refusal.why.value] += 1
 
     def views(self, keys: bytes, now_s: float) -> list[NodeView]:
         """The nodes that the router is handed."""
@@ -282,21 +312,51 @@ class LoadModel:
         if route.prefill:
             flight.prefill = self._named[route.prefill[0].name]
             self._by_load["prefill"].move(flight.prefill, 1)
-        self._compute(flight, flight.prefill or decode, now_s)
+        if decode.slots < self.timing.max_batch:
+            decode.slots += 1
+            self._ask_for_prompt(flight, now_s)
+        else:
+            heapq.heappush(decode.queue, self._in_turn(flight))
+
+    def _in_turn(self, flight: _Flight) -> tuple[int, int, _Flight]:
+        self._sequence += 1
+        return flight.request.priority, self._sequence, flight
+
+    def _ask_for_prompt(self, flight: _Flight, now_s: float) -> None:
+        node = flight.prefill or flight.decode
+        assert node is not None
+        reused = min(self._take(node, flight.request.hash_ids) * TRACE_BLOCK_TOKENS, flight.request.prompt_tokens - 1)
+        self.result.prompt_tokens += flight.request.prompt_tokens
+        self.result.reused_tokens += reused
+        flight.uncomputed_tokens = flight.request.prompt_tokens - reused
+        node.prompt_tokens += flight.uncomputed_tokens
+        now = node.computing
+        if now is not None and flight.request.priority < now.request.priority:
+            self._cut(now, node, now_s)
+            self._compute(flight, node, now_s + self.timing.chunk_tokens / self.timing.prefill_tokens_per_s)
+        elif now is not None:
+            heapq.heappush(node.prompts, self._in_turn(flight))
+        else:
+            self._compute(flight, node, now_s)
+
+    def _cut(self, flight: _Flight, node: LoadNode, now_s: float) -> None:
+        """Behind the chunk that it is in, a more urgent prompt is computed."""
+        rate = self.timing.prefill_tokens_per_s
+        left_tokens = max(0, int((flight.prefilled_at_s - now_s) * rate) - self.timing.chunk_tokens)
+        node.prompt_tokens -= flight.uncomputed_tokens - left_tokens
+        flight.uncomputed_tokens, flight.prefilled_at_s = left_tokens, 0.0
+        heapq.heappush(node.prompts, (flight.request.priority, 0, flight))
 
     def _compute(self, flight: _Flight, node: LoadNode, now_s: float) -> None:
-        request, timing = flight.request, self.timing
-        reused = min(self._take(node, request.hash_ids) * TRACE_BLOCK_TOKENS, request.prompt_tokens - 1)
-        self.result.prompt_tokens += request.prompt_tokens
-        self.result.reused_tokens += reused
-        starts_s = max(now_s + timing.hop_s, node.free_at_s)
-        computing_s = (request.prompt_tokens - reused) / timing.prefill_tokens_per_s
+        timing = self.timing
+        node.computing = flight
+        computing_s = flight.uncomputed_tokens / timing.prefill_tokens_per_s
         if node is flight.decode and node.running:  # each step computes a chunk and every sequence's next token
             node.stalled_s += computing_s
-            chunks = -(-(request.prompt_tokens - reused) // timing.chunk_tokens)
+            chunks = -(-flight.uncomputed_tokens // timing.chunk_tokens)
             computing_s += chunks * timing.step_s(node.running)
-        node.free_at_s = starts_s + computing_s
-        self._push(node.free_at_s, _Event.PREFILLED, flight)
+        flight.prefilled_at_s = now_s + timing.hop_s + computing_s
+        self._push(flight.prefilled_at_s, _Event.PREFILLED, flight)
 
     def _take(self, node: LoadNode, hash_ids: tuple[int, ...]) -> int:
         hits, events = node.take(hash_ids, self.timing.cache_blocks)
@@ -308,8 +368,15 @@ class LoadModel:
         """The first token leaves; the blocks have been on their way while the prompt was computed."""
         request, timing = flight.request, self.timing
         assert flight.decode is not None
+        node = flight.prefill or flight.decode
+        node.computing = None
+        node.prompt_tokens -= flight.uncomputed_tokens
+        if node.prompts:
+            self._compute(heapq.heappop(node.prompts)[2], node, now_s)
         flight.ttft_s = now_s + 2 * timing.hop_s - request.at_s
         self.result.ttft_s.append(flight.ttft_s)
+        self.result.ttft_by_priority.setdefault(request.priority, []).append(flight.ttft_s)
+        self._follow(self._admission.started(flight.request_id, now_s), now_s)
         if flight.prefill is None:
             self._handed_over(flight, now_s)
             return
@@ -324,10 +391,7 @@ class LoadModel:
         assert flight.decode is not None
         if flight.prefill is not None:
             self._by_load["prefill"].move(flight.prefill, -1)
-        if flight.decode.running < self.timing.max_batch:
-            self._decode(flight, flight.decode, now_s)
-        else:
-            flight.decode.queue.append(flight)
+        self._decode(flight, flight.decode, now_s)
 
     def _decode(self, flight: _Flight, node: LoadNode, now_s: float) -> None:
         node.running += 1
@@ -344,14 +408,16 @@ class LoadModel:
             self._push(now_s + stood_s, _Event.DECODED, flight)
             return
         node.running -= 1
+        node.slots -= 1
         self._by_load["decode"].move(node, -1)
         self.result.inter_token_s.append(flight.step_s)
         self.result.output_tokens.append(flight.request.output_tokens)
         self.result.end_to_end_s.append(now_s - flight.request.at_s)
         self.result.good += flight.ttft_s <= TTFT_GOAL_S and flight.step_s <= INTER_TOKEN_GOAL_S
+        self.result.ended.append((now_s, flight.request.prompt_tokens + flight.request.output_tokens))
+        self._admission.delivered(flight.request_id, flight.request.output_tokens)
         if node.queue:
-            self._decode(node.queue.popleft(), node, now_s)
+            node.slots += 1
+            self._ask_for_prompt(heapq.heappop(node.queue)[2], now_s)
         del self._flights[flight.request_id]
-        heir = self._admission.leave(flight.request_id)
-        if heir is not None:
-            self._dispatch(self._flights[heir], now_s)
+        self._follow(self._admission.leave(flight.request_id, now_s), now_s)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cluster.simulator.load_model import MODEL, LoadModel, LoadNode, LoadResult, NodeTiming
 from cluster.simulator.trace import TraceRequest, make_up, read
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, Limits
 from orchestrator.holdings import Holdings
 from orchestrator.routing.facts import RequestFacts
 from orchestrator.routing.pick import Turn
@@ -45,7 +45,7 @@ def run(nodes: int, requests: int, seed: int, trace: str | None, out: Console) -
     bound = (nodes - prefill) * timing.max_batch * 2
     holdings = Holdings(INDEX_BYTES, Counters())
     router = make_router("kv_aware", holdings, timing, seed)
-    model = LoadModel(prefill, nodes - prefill, router, holdings, Admission(bound, bound), timing)
+    model = LoadModel(prefill, nodes - prefill, router, holdings, Admission(Limits(bound, bound)), timing)
     load: Iterator[TraceRequest]
     if trace is not None:
         load = islice(read(Path(trace)), requests)

@@ -26,6 +26,8 @@ class TraceRequest:
     prompt_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...]
+    priority: int = 0
+    share: str = ""
 
 
 class _Line(msgspec.Struct):

@@ -3,6 +3,7 @@
 Pure and synchronous; `workshop.py` runs it off the event loop. Headers win over the body's fields of the same meaning.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -45,6 +46,7 @@ from pronghorn.ids import RequestID
 
 _HTTP_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """What a field of the sampling parameters is called in a body."""
+SHARE_CHARS = 16
 _ID_DIGITS = 18
 """No id is longer."""
 
@@ -243,12 +245,16 @@ class Preparer:
             raise InvalidRequest("stream_options may only be set when stream is true", param="stream_options")
         deadline = self._deadline(body, arrival)
         target = arrival.headers.get("x-target-endpoint") or body.target_endpoint or None
-        session = self._session(body, arrival)
+        told_apart = {
+            "session": self._session(body, arrival),
+            "priority": self._priority(body),
+            "share": share_of(arrival.headers.get(self._settings.share_header, "")),
+        }
         named = zip(requests, keys(required_usable(arrival.headers), len(requests)), strict=True)
         return Prepared(
             answer_id=f"{prefix}{arrival.request_id}",
             jobs=[
-                self._job(TextGenerationRequest(**request), deadline, target, body.n, key, session, bounds)
+                self._job(TextGenerationRequest(**request), deadline, target, body.n, key, told_apart, bounds)
                 for request, key in named
             ],
             deadline=deadline,
@@ -267,11 +273,12 @@ class Preparer:
         target: str | None,
         num_choices: int,
         key: str | None,
-        session: str | None,
+        told_apart: Mapping[str, Any],
         bounds: Mapping[str, Any],
     ) -> GenerationJob:
         context = self._context(request, bounds)
         context.num_choices = num_choices
+        context.priority = told_apart["priority"]
         # The client's word for a node stays outside the context, where only an address that was looked up may be.
         return GenerationJob(
             context=context,
@@ -280,7 +287,7 @@ class Preparer:
             target_endpoint=target,
             hint=request.dkv_cache_hint,
             key=key,
-            session=session,
+            **told_apart,
         )
 
     def _context(self, request: TextGenerationRequest, bounds: Mapping[str, Any]) -> TextContext:
@@ -363,6 +370,12 @@ class Preparer:
             )
         return in_header or body.prompt_cache_key or None
 
+    def _priority(self, body: GenerationBody) -> int:
+        least = self._settings.most_urgent_priority
+        if body.priority < least:
+            raise InvalidRequest(f"priority is {body.priority}; it must be at least {least}", param="priority")
+        return body.priority
+
     def _deadline(self, body: GenerationBody, arrival: Arrival) -> Deadline:
         most_s = self._settings.default_deadline_s
         name, asked_s = "timeout", body.timeout
@@ -391,6 +404,11 @@ def _refuse_ranking(body: CompletionRequest) -> None:
             param="best_of",
             code="unsupported_parameter",
         )
+
+
+def share_of(credential: str) -> str:
+    """A name for whoever sent it, from which nobody learns what it was; the same for all that sent nothing."""
+    return hashlib.sha256(credential.encode()).hexdigest()[:SHARE_CHARS] if credential else ""
 
 
 def _seconds(text: str) -> float:

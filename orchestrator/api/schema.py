@@ -32,6 +32,7 @@ MAX_HINT_BYTES = 64 * 1024
 """As msgpack. A usable hint, of 64 instances at most, is far below it."""
 MAX_SESSION_CHARS = 512
 MAX_SALT_CHARS = 512
+MAX_PRIORITY = 100
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
@@ -88,6 +89,15 @@ class GenerationBody(StrictBody):
     target_endpoint: str | None = Field(None, description="A prefill node: registered name or `tcp://host:port`.")
     dkv_cache_hint: Any = Field(None, description="Who holds cached blocks: a JSON object. One of no use is ignored.")
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
+
+    priority: Annotated[
+        int,
+        Field(
+            ge=-MAX_PRIORITY,
+            le=MAX_PRIORITY,
+            description="The lower, the sooner, where requests wait. A server may forbid low numbers.",
+        ),
+    ] = 0
 
     user: NoEffect = None
     metadata: NoEffect = None

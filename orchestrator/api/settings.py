@@ -46,4 +46,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Clients may send a response format. Calls of tools are enforced in any case."""
     use_client_cache_salt: bool = False
     """Honour `cache_salt` and `X-Cache-Salt`; only behind a gateway that is trusted to set them."""
+    most_urgent_priority: int = -100
+    """The lowest `priority` that a client may send."""
+    share_header: str = "authorization"
+    """By whose value clients are told apart, in lower case: each value has the same share of the service."""
     prefix_caching: bool = True

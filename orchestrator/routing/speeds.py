@@ -27,6 +27,7 @@ class LearnedSpeeds:
     def __init__(self) -> None:
         self._nodes: dict[Incarnation, _Learned] = {}
         self._all = _Learned()
+        self._output_tokens: float | None = None
 
     def heartbeat(self, report: NodeReport) -> None:
         """A report repeats its last step's throughput until there is another one: each counts once."""
@@ -52,6 +53,18 @@ class LearnedSpeeds:
             before = one.link_bytes_per_s or Speeds().link_bytes_per_s
             if tail_s > 0.0 or rate > before:
                 one.link_bytes_per_s = _mixed(before, rate)
+
+    def ended(self, output_tokens: int) -> None:
+        """A request came to its end, having said so much."""
+        self._output_tokens = _mixed(self._output_tokens, float(output_tokens))
+
+    def least_s(self, prompt_tokens: int, most_output_tokens: int) -> float:
+        """How long a request takes on an idle node that is as fast as all are on average, if it says as much as others
+        do. Nothing that has not been measured counts."""
+        prompt_rate, step_s, said = self._all.prefill_tokens_per_s, self._all.step_s, self._output_tokens
+        computing_s = 0.0 if prompt_rate is None else prompt_tokens / prompt_rate
+        steps = 0.0 if said is None else min(said, most_output_tokens)
+        return computing_s + (0.0 if step_s is None else step_s * steps)
 
     def forget(self, incarnation: Incarnation) -> None:
         self._nodes.pop(incarnation, None)

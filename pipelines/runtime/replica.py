@@ -1,7 +1,8 @@
 """One data-parallel replica as its scheduler sees it: a pool, and what is to be computed there, in order.
 
 Knows contexts and counts; not commands or events. Invariants: whatever holds a slot is in exactly one queue; prompts
-are in order of arrival, save that one that was cut in a step stays at their front until it is done or taken out.
+are in order (the more urgent first, then as they came), save that one that was cut in a step stays at their front until
+it is done, is taken out, or a more urgent one comes.
 """
 
 from collections import deque
@@ -71,21 +72,34 @@ class Replica(Generic[WorkT]):
             if work is self.begun:
                 self.begun = None
         if after is Stage.PROMPT:
-            insert_by_arrival(self.prompts, work, behind=int(self.begun is not None))
+            if self.begun is not None and work.context.priority < self.begun.context.priority:
+                self._put_back(self.begun)
+            insert_by_turn(self.prompts, work, behind=int(self.begun is not None))
         elif after is not None:
             self.queues[after].append(work)
+
+    def _put_back(self, begun: WorkT) -> None:
+        """It goes on where it was cut, in its turn."""
+        self.begun = None
+        self.prompts.remove(begun)
+        insert_by_turn(self.prompts, begun)
 
     def check(self) -> None:
         self.cache.check()
         assert self.begun is None or self.begun is self.prompts[0], "a prompt that was begun is not the next one"
         assert all(work.context.tokens.active_length == 1 for work in self.decoding)
         later = list(self.prompts)[int(self.begun is not None) :]
-        assert [work.arrival for work in later] == sorted(work.arrival for work in later)
+        assert [turn(work) for work in later] == sorted(turn(work) for work in later)
 
 
-def insert_by_arrival(queue: deque[WorkT], work: WorkT, *, behind: int = 0) -> None:
-    """Before everything that came after `work`, but behind the first `behind`."""
+def turn(work: Work) -> tuple[int, int]:
+    """By what those that wait are ordered: the more urgent first, then as they came."""
+    return work.context.priority, work.arrival
+
+
+def insert_by_turn(queue: deque[WorkT], work: WorkT, *, behind: int = 0) -> None:
+    """Before everything whose turn is after that of `work`, but behind the first `behind`."""
     place = len(queue)
-    while place > behind and queue[place - 1].arrival > work.arrival:
+    while place > behind and turn(queue[place - 1]) > turn(work):
         place -= 1
     queue.insert(place, work)

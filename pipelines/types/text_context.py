@@ -71,6 +71,8 @@ class TextContext:
     """How the model marks its thinking, where that matters to what may be sampled."""
     trace_carrier: dict[str, str] | None = None
     """W3C trace headers."""
+    priority: int = 0
+    """The lower, the sooner, wherever it waits."""
     _log_probabilities_data: dict[int, LogProbabilities] = field(default_factory=dict)
     """By position of the sampled token, until it is streamed."""
     _prompt_log_probabilities: LogProbabilities | None = None

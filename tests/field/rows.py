@@ -35,7 +35,7 @@ ROWS: tuple[Row, ...] = (
     Row("B", ("sglang#31206",), "no half dispatch to nodes that are known to fail; they come back by a probe"),
     Row("B", ("dynamo#13088",), "nodes come and go by the hundred, and every request ends"),
     Row("B", ("dynamo#13095",), "a node that is stopped, and continued later, costs no token and repeats none"),
-    Row("B", ("sglang#10110",), "offered load of four times the capacity is shed, not stalled", NOT_YET),
+    Row("B", ("sglang#10110",), "offered load of four times the capacity is shed, not stalled"),
     Row("B", ("production-stack#749",), "a node in a black hole holds up nobody else's requests"),
     Row("B", ("vllm#49238",), "a node that is killed and restarted again and again serves each time"),
     Row("B", ("sglang#12779", "sglang#13657"), "the death of all prefill nodes leaves decode serving"),
@@ -94,7 +94,7 @@ ROWS: tuple[Row, ...] = (
     Row("J", ("dynamo#5038", "dynamo#8592", "dynamo#13675"), "probes tell the truth and leak nothing", NOT_YET),
     Row("J", ("production-stack#619",), "no request before the weights are there", NOT_YET),
     Row("J", ("vllm#29688",), "a deployment that cannot be placed says why", NOT_YET),
-    Row("J", ("llm-d-router#1934", "llm-d-router#2066", "llm-d-router#412"), "what may be shed is shed", NOT_YET),
+    Row("J", ("llm-d-router#1934", "llm-d-router#2066", "llm-d-router#412"), "what may be shed is shed"),
     Row("K", ("dynamo#7030", "llm-d.github.io#469"), "one trace over every hop", NOT_YET),
     Row("K", ("dynamo#8483", "inference-sim#821", "inference-sim#1510"), "transfers are counted once each", NOT_YET),
 )

@@ -8,7 +8,7 @@ import pytest
 from cluster.simulator.load_model import ByLoad, LoadModel, LoadNode, NodeTiming
 from cluster.simulator.load_report import make_router
 from cluster.simulator.trace import TraceRequest, make_up, read
-from orchestrator.admission import Admission
+from orchestrator.admission import Admission, Limits
 from orchestrator.holdings import Holdings
 from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
@@ -19,7 +19,7 @@ TIMING = NodeTiming(prefill_tokens_per_s=1000.0, hop_s=0.0, link_bytes_per_s=1e1
 def model(prefill: int = 1, decode: int = 1, slots: int = 100, queue: int = 100) -> LoadModel:
     holdings = Holdings(1 << 24, Counters())
     return LoadModel(
-        prefill, decode, make_router("kv_aware", holdings, TIMING, 0), holdings, Admission(slots, queue), TIMING
+        prefill, decode, make_router("kv_aware", holdings, TIMING, 0), holdings, Admission(Limits(slots, queue)), TIMING
     )
 
 

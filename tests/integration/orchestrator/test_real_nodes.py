@@ -40,7 +40,7 @@ async def cluster(
         for node in nodes:
             await node.shell.check_health()  # a node registers with its first healthy check
         replica = Replica(
-            config(model_name=MODEL, max_in_flight=max_in_flight),
+            config(model_name=MODEL, max_in_flight=max_in_flight, starts_per_node=max_in_flight),
             rig.registry,
             GrpcConnector(orchestrator_identity(), connect_timeout_s=5.0, send_queue_frames=1024),
             rig.clock,

@@ -72,4 +72,4 @@ def test_each_model_has_pools_and_is_told_to_the_one_orchestrator(args: dict[str
         ("a", 64, True),
         ("b", 512, False),
     ]
-    assert built["orchestrator"].max_ongoing_requests == 32
+    assert built["orchestrator"].max_ongoing_requests == 2 * (8 + 1024 + build.REFUSING)

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -669,6 +670,38 @@ async def test_a_full_queue_is_overloaded_and_the_first_in_is_the_first_out(clie
         submit = await node.submitted(2)
         node.produce(submit.fence, 2, status=DONE)
         assert await second == [2]
+        at_rest(cluster)
+
+
+async def test_an_urgent_request_takes_a_place_in_the_full_queue_and_comes_first(client: Owner) -> None:
+    async with running(max_in_flight=1, max_queue=2) as cluster:
+        node = await cluster.join("decode-1")
+        running_now = client.start(tokens_of(cluster, cluster.job()), "running")
+        await node.submitted(1)
+        waiting = client.start(tokens_of(cluster, cluster.job()), "waiting")
+        await cluster.until(lambda: cluster.replica.in_flight() == 2)
+        displaced = asyncio.ensure_future(tokens_of(cluster, cluster.job()))
+        await cluster.until(lambda: cluster.replica.in_flight() == 3)
+        urgent = client.start(tokens_of(cluster, replace(cluster.job(), priority=-1)), "urgent")
+        with pytest.raises(Overloaded, match="more right"):
+            await displaced
+        for number, request in enumerate((running_now, urgent, waiting), start=1):
+            submit = await node.submitted(number)
+            node.produce(submit.fence, number, status=DONE)
+            assert await request == [number]
+        assert cluster.replica.counters()["request_shed.displaced"] == 1
+        at_rest(cluster)
+
+
+async def test_who_has_waited_as_long_as_one_may_is_told_so(client: Owner) -> None:
+    async with running(max_in_flight=1, max_queue_wait_s=0.05) as cluster:
+        node = await cluster.join("decode-1")
+        first = client.start(tokens_of(cluster, cluster.job()), "first")
+        submit = await node.submitted(1)
+        with pytest.raises(Overloaded, match="did not come within 0.05 s"):
+            await tokens_of(cluster, cluster.job())
+        node.produce(submit.fence, 1, status=DONE)
+        assert await first == [1]
         at_rest(cluster)
 
 

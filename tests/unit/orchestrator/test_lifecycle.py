@@ -27,6 +27,7 @@ from orchestrator.request_events import (
     ReleaseSlot,
     Routed,
     SendAbort,
+    Shed,
     ShuttingDown,
     StoppedEarly,
     Unroutable,
@@ -115,6 +116,7 @@ SAMPLES: dict[type, Event] = {
     DeadlinePassed: DeadlinePassed(),
     StoppedEarly: StoppedEarly(),
     ClientGone: ClientGone(),
+    Shed: Shed(Overloaded("the queue is full")),
     ShuttingDown: ShuttingDown(),
 }
 

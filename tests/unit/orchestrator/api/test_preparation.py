@@ -138,3 +138,26 @@ async def test_a_body_that_waits_too_long_to_be_prepared_is_a_504() -> None:
     with pytest.raises(DeadlineExceeded):
         await first
     workshop.close()
+
+
+def test_a_priority_reaches_the_queue_and_the_nodes_and_one_out_of_bounds_is_told_its_bound() -> None:
+    (job,) = prepare({"priority": -3}).jobs
+    assert job.priority == job.context.priority == -3
+    assert [each.priority for each in prepare({}).jobs] == [0]
+    for value, bound in ((-101, "-100"), (101, "100"), (0.5, "integer")):
+        with pytest.raises(InvalidRequest, match=f"priority.*{bound}") as refused:
+            prepare({"priority": value})
+        assert refused.value.param == "priority"
+    with pytest.raises(InvalidRequest, match="priority is -1; it must be at least 0"):
+        prepare({"priority": -1}, most_urgent_priority=0)
+
+
+def test_clients_are_told_apart_by_a_header_of_which_only_a_hash_is_kept() -> None:
+    def share(headers: dict[str, str], **changes: object) -> str:
+        (job,) = prepare({}, headers, **changes).jobs
+        return job.share
+
+    mine = share({"authorization": "Bearer sk-mine"})
+    assert mine and "mine" not in mine and mine == share({"authorization": "Bearer sk-mine"})
+    assert mine != share({"authorization": "Bearer sk-other"}) and share({}) == ""
+    assert share({"x-tenant": "a"}, share_header="x-tenant") not in ("", mine)

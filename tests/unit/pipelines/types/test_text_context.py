@@ -171,6 +171,7 @@ def test_every_default() -> None:
         "in_reasoning_phase": False,
         "reasoning": None,
         "trace_carrier": None,
+        "priority": 0,
         "_log_probabilities_data": {},
         "_prompt_log_probabilities": None,
         "num_choices": 1,
