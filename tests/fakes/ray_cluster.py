@@ -3,17 +3,14 @@
 The head is the one that `pronghorn up` starts, with its environment and token; nothing touches the user's home.
 """
 
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from cluster import config, processes, ray_head
 from cluster.die_with_parent import bound
@@ -68,44 +65,6 @@ class RayCluster:
         raylet.kill()
 
 
-@dataclass
-class GcsServer:
-    """The GCS of a Ray cluster whose state is in Redis, as whoever watches over a head pod would treat it."""
-
-    ray: RayCluster
-    _argv: list[str] = field(default_factory=list)
-    _environ: dict[str, str] = field(default_factory=dict)
-
-    def find(self) -> psutil.Process:
-        running = processes.of_run(self.ray.run_id, self.ray.temp_dir)
-        [found] = [process for process in running if process.name() == "gcs_server"]
-        return found
-
-    def kill(self) -> None:
-        """And it alone: `ray start --block` would end the rest of the head with it, and is stopped before."""
-        server = self.find()
-        self._argv, self._environ = server.cmdline(), server.environ()
-        watcher = server.parent()
-        assert watcher is not None and "start" in watcher.cmdline(), watcher
-        watcher.suspend()
-        server.kill()
-
-    def start(self) -> "subprocess.Popen[bytes]":
-        """At the same address, with the state that it had."""
-        log_path = self.ray.temp_dir / "gcs-again.log"
-        with log_path.open("wb") as log:
-            started = subprocess.Popen(
-                bound(self._argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
-            )
-        host, _, port = self.ray.address.rpartition(":")
-        give_up_s = time.monotonic() + JOIN_S
-        while True:
-            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
-                return started
-            assert started.poll() is None and time.monotonic() < give_up_s, log_path.read_text()
-            time.sleep(0.1)  # another process, which tells by its port alone
-
-
 class HeadWithGpus(RayHead):
     def __init__(self, gpus: int, temp_dir: Path, environ: dict[str, str]) -> None:
         super().__init__(temp_dir, free_port(), environ)
@@ -116,11 +75,8 @@ class HeadWithGpus(RayHead):
 
 
 @contextmanager
-def machines(
-    run_id: str, gpus: tuple[int, ...], root: Path, gcs_redis_address: str | None = None
-) -> Iterator[RayCluster]:
-    """`gpus` of each, the head first; `root` goes first on every process's import path. With a
-    `gcs_redis_address` Ray's GCS keeps its state in that Redis, and so outlives its own death."""
+def machines(run_id: str, gpus: tuple[int, ...], root: Path) -> Iterator[RayCluster]:
+    """`gpus` of each, the head first; `root` goes first on every process's import path."""
     with tempfile.TemporaryDirectory(prefix="pr-", dir="/tmp") as folder:  # short, as Unix sockets lie in it
         temp_dir = Path(folder)
         (temp_dir / "t").mkdir()
@@ -129,8 +85,6 @@ def machines(
             config.environment(), run_id, temp_dir, temp_dir / "token", haproxy=False, taken=set()
         )
         environ["PYTHONPATH"] = str(root)
-        if gcs_redis_address is not None:
-            environ |= {"RAY_REDIS_ADDRESS": gcs_redis_address, "RAY_external_storage_namespace": run_id}
         head = HeadWithGpus(gpus[0], temp_dir, environ)
         joined: list[subprocess.Popen[bytes]] = []
         try:
