@@ -28,6 +28,9 @@ ONE_MORE_PERCENT = 1
 """How many replicas a rolling change may start before it stops old ones; Serve rounds up, to one."""
 REFUSING = 64
 """Requests of an orchestrator that are read or refused beside those that run or wait: it refuses them, not Serve."""
+COUNTED_BYTES = 1
+"""What each replica takes of a machine's memory in Ray's books: Ray puts an actor that takes nothing on any machine at
+random, whether it was to be spread or packed."""
 NODE_REQUESTS = 16
 """Calls through Serve handles that a node takes at once. Nobody makes any; its work comes by gRPC."""
 
@@ -66,7 +69,7 @@ def _node(deployment: type, role: str, replicas: int, service: ServiceConfig, mo
 
 def _placed(placement: Placement, gpus: int) -> dict[str, Any]:
     # The engine's threads are set by us, and two engines may share a core: CPUs are no resource here, GPUs are.
-    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus}
+    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "memory": COUNTED_BYTES}
     if placement.labels:
         options["label_selector"] = placement.labels
     if placement.resources:

@@ -46,6 +46,13 @@ def test_a_pool_is_placed_as_asked(args: dict[str, Any]) -> None:
     assert prefill._replica_config.max_replicas_per_node is None
 
 
+def test_every_replica_takes_something_since_ray_neither_spreads_nor_packs_what_takes_nothing(
+    args: dict[str, Any],
+) -> None:
+    for deployment in deployments(args).values():
+        assert any(deployment._replica_config.resource_dict.values()), deployment.name
+
+
 def test_where_places_are_counted_the_old_replica_goes_before_the_new_one_comes(args: dict[str, Any]) -> None:
     built = deployments({**args, "placement": {"decode": {"max_per_machine": 1}}})
     surge = {name: deployment._deployment_config.max_surge_percent for name, deployment in built.items()}
