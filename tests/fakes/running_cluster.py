@@ -101,7 +101,7 @@ class RunningCluster:
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], limit_s: float) -> None:
         """Fails where an orchestrator does not say so within `limit_s`."""
         give_up_s = time.monotonic() + limit_s
-        with httpx.Client(base_url=self.url, timeout=10.0, trust_env=False) as client:
+        with httpx.Client(base_url=self.url, timeout=30.0, trust_env=False) as client:
             while not holds(status := client.get("/internal/status").json()):
                 assert time.monotonic() < give_up_s, status
                 time.sleep(0.1)  # the state of other processes, told by no event
