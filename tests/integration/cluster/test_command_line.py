@@ -80,7 +80,7 @@ def test_nothing_to_end_is_no_error(pronghorn: CommandLine) -> None:
 
 
 def test_help_tells_every_option_with_its_default(pronghorn: CommandLine) -> None:
-    wide = CommandLine(pronghorn.home, {"COLUMNS": "200"})
+    wide = CommandLine(pronghorn.home, {"COLUMNS": "300"})
     lines = [line for line in wide("up", "--help").stdout.splitlines() if re.search(r" --[a-z]", line)]
     assert len(lines) > 20
     assert [line for line in lines if "[default:" not in line and "--help" not in line] == []
