@@ -48,7 +48,8 @@ def deployment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     assert canary.block_bytes == 4 * KV_BYTES
     monkeypatch.setattr(module, "ENGINE", f"tests.fakes.canary_{request.param}")
     monkeypatch.setattr(module, "layout_of", lambda config: canary)
-    monkeypatch.setattr(module.serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="a1b2c3"))
+    context = SimpleNamespace(deployment=request.param, replica_tag="a1b2c3")
+    monkeypatch.setattr(module.serve, "get_replica_context", lambda: context)
     return getattr(module, f"{request.param.title()}NodeDeployment")
 
 
