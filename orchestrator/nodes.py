@@ -215,10 +215,11 @@ class Nodes:
         return {incarnation: node.record.name for incarnation, node in self._nodes.items()}
 
     def reconnecting(self, within_s: float, now_s: float) -> bool:
-        """Whether a decode node's session has broken so lately that it may be opened again."""
+        """Whether a decode node's session has broken so lately that it may be opened again, or was opened again just
+        now and its first heartbeat is still to come."""
         earliest_s = self._listened_s(now_s) - within_s
         return any(
-            not node.session_up and node.lost_at_s is not None and node.lost_at_s > earliest_s
+            (not node.session_up or node.report is None) and node.lost_at_s is not None and node.lost_at_s > earliest_s
             for node in self._nodes.values()
             if node.record.role == "decode"
         )

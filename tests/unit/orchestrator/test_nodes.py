@@ -88,6 +88,18 @@ def test_a_closed_session_says_why_and_a_new_one_waits_for_its_own_heartbeat() -
     assert only(nodes).unusable == "no heartbeat yet"
 
 
+def test_a_node_is_coming_back_until_its_new_session_has_had_its_first_heartbeat() -> None:
+    nodes = nodes_with_session()
+    assert not nodes.reconnecting(5.0, 1.0)
+    nodes.lost(FIRST.incarnation, 1.0)
+    nodes.closed(FIRST.incarnation, "connection reset")
+    assert nodes.reconnecting(5.0, 1.0)
+    nodes.opened(FIRST.incarnation)
+    assert nodes.reconnecting(5.0, 1.0)
+    nodes.heartbeat(FIRST.incarnation, report(FIRST), 1.0)
+    assert not nodes.reconnecting(5.0, 1.0)
+
+
 def test_a_new_incarnation_replaces_the_old_under_its_name() -> None:
     nodes = nodes_with_session()
     change = nodes.listed([SECOND])
