@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 NAME = "ending"
 OPTIONS = ("--kv-memory=192MiB", "--drain-timeout=60")
-END_S = 60.0
+END_S = 180.0
 """What ending may take, the drain aside."""
 
 
