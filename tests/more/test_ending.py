@@ -42,7 +42,9 @@ def test_a_second_interrupt_does_not_wait_for_streams(pronghorn: CommandLine) ->
         cluster.assert_gone()
 
 
-@pytest.mark.parametrize("stage", ["looking at the model", "starting Ray", "starting Serve"])
+@pytest.mark.parametrize(
+    "stage", ["looking at the model", "starting Ray", pytest.param("starting Serve", marks=pytest.mark.chaos)]
+)
 def test_ctrl_c_while_it_starts_leaves_nothing(pronghorn: CommandLine, stage: str) -> None:
     traces = Traces(NAME)
     with foreground(pronghorn, NAME, *OPTIONS) as shown:

@@ -163,6 +163,7 @@ def test_streams_and_pools_outlive_a_machine(place: Place) -> None:
         end(cluster)
 
 
+@pytest.mark.chaos  # for its time
 def test_packed_nodes_share_a_machine_and_serves_own_tool_spreads_the_same_application(place: Place) -> None:
     packed = start(place.pronghorn, "same", *place.options, *SIZES, "--option=scheduling=pack")
     try:

@@ -92,6 +92,7 @@ def test_a_ray_cluster_of_machines_is_joined_and_left_as_it_was(
     assert of_serve("joined") == []
 
 
+@pytest.mark.chaos  # for its time
 @pytest.mark.parametrize(
     ("placement", "machine"),
     [
