@@ -63,6 +63,7 @@ def of_serve(run_id: str) -> list[list[str]]:
     return [line for line in lines if any("Serve" in word or "Proxy" in word for word in line)]
 
 
+@pytest.mark.chaos  # for its time; test_machines joins one too
 def test_a_ray_cluster_of_machines_is_joined_and_left_as_it_was(
     pronghorn: CommandLine, ray: RayCluster, redis_url: str
 ) -> None:

@@ -67,6 +67,7 @@ def test_every_node_takes_part(cluster: RunningCluster) -> None:
     assert_at_rest(cluster)
 
 
+@pytest.mark.chaos  # for its time; the suite kills a prefill node under such a storm
 def test_every_request_ends_though_nodes_of_both_kinds_are_killed(cluster: RunningCluster) -> None:
     ended = rage(cluster, REQUESTS, {REQUESTS // 3: "prefill", 2 * REQUESTS // 3: "decode"})
     assert sum(ended.values()) == REQUESTS
