@@ -3,11 +3,12 @@
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
@@ -35,7 +36,8 @@ Target = Annotated[
     str | None, typer.Option(help="URL of the cluster it is done to.", show_default="one of its own, on this machine")
 ]
 Seed = Annotated[int | None, typer.Option(help="Of prompts, moments and victims.", show_default="a new one")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.", show_default="no")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs; the table goes to stderr then.", show_default="no")]
+Result = TypeVar("Result")
 
 
 @chaos_app.command("list")
@@ -61,15 +63,13 @@ def run(
     chosen = [*(library() if all_of_them else []), *(find(name) for name in scenarios or [])]
     if not chosen:
         raise ConfigurationError("say which scenario, or --all; `pronghorn chaos list` names them")
-    signals.listen(signals.interrupt)  # whatever ends it, what was started, stopped or cut is put right
     outcomes: list[Outcome] = []
     try:
-        asyncio.run(_run(chosen, target, _seed(seed), timelines, outcomes))
+        to_its_end(_run(chosen, target, _seed(seed), timelines, outcomes))
     finally:  # also of a run that is interrupted, whatever has ended is shown
+        report.show(outcomes, err if as_json else out)
         if as_json:
             sys.stdout.write(msgspec.json.format(msgspec.json.encode(outcomes), indent=2).decode() + "\n")
-        else:
-            report.show(outcomes, out)
     refused_all = all(outcome.refused is not None for outcome in outcomes)
     raise typer.Exit(1 if refused_all or any(not outcome.ok for outcome in outcomes) else 0)
 
@@ -83,8 +83,7 @@ def soak(
     as_json: AsJson = False,
 ) -> None:
     """Mixed load and random faults for a long time: nothing lost, wrong or left over, and memory does not grow."""
-    signals.listen(signals.interrupt)
-    soaked = asyncio.run(_soak(target, minutes, every, _seed(seed)))
+    soaked = to_its_end(_soak(target, minutes, every, _seed(seed)))
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(soaked), indent=2).decode() + "\n")
     else:
@@ -108,6 +107,29 @@ async def _run(
             outcomes.append(outcome)
             if timelines is not None:
                 report.write_timelines(timelines, scenario.name, runner.requests)
+
+
+def to_its_end(work: Coroutine[object, object, Result]) -> Result:
+    """An interrupt cancels it once, and however many follow: what it started, stopped or cut is put right. Raises
+    KeyboardInterrupt then."""
+
+    async def main() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        told: list[int] = []
+
+        def interrupted(number: int, _: FrameType | None) -> None:
+            if not told:
+                loop.call_soon_threadsafe(task.cancel)
+            told.append(number)
+
+        signals.listen(interrupted)
+        return await work
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import psutil
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -24,6 +25,8 @@ from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation
 
 REDIS_NAMES = ("valkey-server", "redis-server")
+EDGES = {"haproxy": "haproxy", "serve": "ray::ProxyActor"}
+"""By who takes HTTP: how its process is called."""
 REDIS_TIMEOUT_S = 5.0
 COMMAND_S = 900.0
 
@@ -70,16 +73,16 @@ class LocalSite(Site):
             return "redis-flush would empty a Redis that is not the cluster's own"
         return None
 
-    async def shortage(self, wanted: Cluster) -> str | None:
+    async def size(self) -> Cluster:
         there = len(await self._registry.orchestrators.list())
-        if there < wanted.orchestrators:
-            return f"it needs {wanted.orchestrators} orchestrators, and the cluster has {there}"
-        return await super().shortage(wanted)
+        return msgspec.structs.replace(await super().size(), orchestrators=there)
 
     async def processes(self, role: str) -> list[Process]:
         if role == "orchestrator":
             rows = await self._registry.orchestrators.list()
             return [Process(row.name, role, row.incarnation, None, self._ours(row.pid)) for row in rows]
+        if role == "edge":
+            return [Process(name, role, Incarnation(f"{name}-{pid}"), None, pid) for name, pid in self._edges()]
         pids = {row.incarnation: row.pid for row in await self._registry.list()}
         found = [
             Process(p.name, p.role, p.incarnation, p.address, self._ours(pids.get(p.incarnation)))
@@ -96,6 +99,11 @@ class LocalSite(Site):
             if any(word.endswith("_nodes.engine") for word in processes.words_of(child)):
                 return child.pid
         raise Unavailable(f"{node.name} has no engine now")
+
+    def _edges(self) -> list[tuple[str, int]]:
+        name = EDGES.get(self._run.edge)
+        named = [(_name(process), process) for process in self.of_run()]
+        return [(name, process.pid) for is_called, process in named if name == is_called]
 
     def _ours(self, pid: int | None) -> int | None:
         """`pid`, where it belongs to the run."""

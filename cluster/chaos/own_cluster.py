@@ -1,8 +1,9 @@
 """A cluster for scenarios alone, started by the command that users type, with every link behind a proxy of ours."""
 
+import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from cluster.chaos.local_site import LocalSite
 from cluster.chaos.scenario import Cluster
 from cluster.run_folder import RunFolder
 from pronghorn.errors import ConfigurationError
+from pronghorn.tasks import Owner
 
-START_S = 600.0
+START_S = 900.0
 DOWN_S = 180.0
-OPTIONS = ("--kv-memory=192MiB", "--drain-timeout=10", "--threads=1", "--disaggregation=always")
-"""Small, and apart always: a decode node that is idle would sooner compute short prompts by itself."""
+OPTIONS = (
+    "--kv-memory=192MiB", "--drain-timeout=10", "--threads=1", "--disaggregation=always", "--startup-timeout=840",
+)  # fmt: skip
+"""Small, patient, and apart always: a decode node that is idle would sooner compute short prompts by itself."""
 
 
 @asynccontextmanager
@@ -43,6 +47,16 @@ async def own_cluster(root: Path, size: Cluster, say: Callable[[str], None], *mo
                 await site.close()
         finally:
             say(f"ending {name}")
-            await pronghorn(DOWN_S, "down", "--name", name)
+            await _to_its_end(pronghorn(DOWN_S, "down", "--name", name))
     finally:
         await links.stop()
+
+
+async def _to_its_end(work: Coroutine[object, object, None]) -> None:
+    """Also where it is cancelled meanwhile: a cluster that is half ended would stay."""
+    task = Owner("ending").start(work, "down")
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -15,9 +15,9 @@ import msgspec
 from cluster.chaos.injector import Fired, Injector
 from cluster.chaos.load import Asking, Body, Clients, RunningLoad, draw, undisturbed
 from cluster.chaos.recorder import Recorder, Request, Verdict
-from cluster.chaos.scenario import NEEDS, Scenario
+from cluster.chaos.scenario import NEEDS, Cluster, Scenario
 from cluster.chaos.site import POLL_S, Site
-from pronghorn.errors import Unavailable
+from pronghorn.errors import ServiceError, Unavailable
 from pronghorn.tasks import Owner
 
 AUDIT_S = 120.0
@@ -69,6 +69,8 @@ class Runner:
         self._seed = seed
         self._say = say
         self._known: dict[Body, str] = {}
+        self._size: Cluster | None = None
+        """Of the cluster, when it was first looked at."""
         self.requests: list[Request] = []
         """Of the scenario that was run last, with their timelines."""
 
@@ -79,21 +81,39 @@ class Runner:
         for fault in scenario.faults:
             if refused := self._site.refusal(fault):
                 return refused
+        self._size = self._size or await self._site.size()
+        return shortage(scenario.cluster, self._size)
+
+    async def run(self, scenario: Scenario) -> Outcome:
+        """What the cluster cannot even do undisturbed is a failure of the scenario."""
+        began_s = time.monotonic()
+        outcome = Outcome(scenario=scenario.name, seed=self._seed, faults=len(scenario.faults))
+        self.requests = []
+        try:
+            outcome.refused = await self.refusal(scenario)
+            if outcome.refused is None:
+                await self._settled(scenario.cluster)
+                outcome = await self._run(scenario)
+        except ServiceError as error:
+            outcome.failures.append(f"it did not come to its end: {error.message}")
+        outcome.wall_s = time.monotonic() - began_s
+        return outcome
+
+    async def _settled(self, wanted: Cluster) -> None:
+        """The scenario before may have left it smaller. Raises Unavailable where it stays so."""
         give_up_s = time.monotonic() + SETTLE_S
         while True:
             try:
-                short = await self._site.shortage(scenario.cluster)
+                short = shortage(wanted, await self._site.size())
             except Unavailable as error:
                 short = error.message
-            if short is None or not self._known or time.monotonic() > give_up_s:
-                return short
-            await asyncio.sleep(POLL_S)  # the scenario before may have left it smaller
+            if short is None:
+                return
+            if time.monotonic() > give_up_s:
+                raise Unavailable(f"{short}, {SETTLE_S:g} s after the scenario before")
+            await asyncio.sleep(POLL_S)
 
-    async def run(self, scenario: Scenario) -> Outcome:
-        """Raises ServiceError where the cluster does not even answer undisturbed."""
-        began_s = time.monotonic()
-        if refused := await self.refusal(scenario):
-            return Outcome(scenario=scenario.name, seed=self._seed, refused=refused)
+    async def _run(self, scenario: Scenario) -> Outcome:
         status = await self._site.status()
         bodies = draw(scenario.load, self._seed)
         self._say(f"{scenario.name}: asking {len(bodies)} prompts undisturbed")
@@ -106,8 +126,7 @@ class Runner:
             outcome = await _Run(scenario, self._site, asking, before, self._say).run()
         finally:
             await clients.close()
-        self.requests = asking.recorder.requests
-        outcome.wall_s = time.monotonic() - began_s
+            self.requests = asking.recorder.requests
         return outcome
 
 
@@ -214,6 +233,16 @@ class _Run:
         if self._scenario.checks.errors is not None and outcome.requests.get(Verdict.ERROR, 0):
             outcome.failures += recorder.told(Verdict.ERROR)
         return outcome
+
+
+def shortage(wanted: Cluster, there: Cluster) -> str | None:
+    """What there is too little of; None where all is enough. Pure."""
+    for pool in Cluster.__struct_fields__:
+        least, has = getattr(wanted, pool), getattr(there, pool)
+        if has < least:
+            nodes = pool if pool == "orchestrators" else f"{pool} nodes"
+            return f"it needs {least} {nodes}, and the cluster has {has}"
+    return None
 
 
 def failures(scenario: Scenario, outcome: Outcome) -> list[str]:

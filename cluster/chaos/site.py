@@ -86,8 +86,11 @@ class Site:
             raise Unavailable(f"{self.url} does not say how it is: {error!r}") from None
 
     async def forget_prefixes(self) -> bool:
-        """Whether there was a cache, and it was reset."""
-        return (await self.http.post("/reset_prefix_cache")).status_code == httpx.codes.OK
+        """Whether there was a cache, and it was reset. Raises Unavailable where nobody says."""
+        try:
+            return (await self.http.post("/reset_prefix_cache")).status_code == httpx.codes.OK
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{self.url} does not say whether it forgot: {error!r}") from None
 
     # --- what can be done here ---
 
@@ -97,13 +100,10 @@ class Site:
             return f"{kind_of(fault)} needs a cluster that runs on this machine, and {self.url} is none"
         return None
 
-    async def shortage(self, wanted: Cluster) -> str | None:
-        """What the cluster has too little of; None where it is as large as `wanted`."""
+    async def size(self) -> Cluster:
+        """Healthy nodes, and the orchestrators that are known of. Raises Unavailable where nobody says."""
         healthy = (await self.status()).healthy()
-        for pool, least in (("prefill", wanted.prefill), ("decode", wanted.decode)):
-            if healthy[pool] < least:
-                return f"it needs {least} {pool} nodes, and the cluster has {healthy[pool]}"
-        return None
+        return Cluster(healthy["prefill"], healthy["decode"], orchestrators=1)
 
     async def processes(self, role: str) -> list[Process]:
         """Those of a pool of the model that is asked, where they are healthy, the busiest first."""
