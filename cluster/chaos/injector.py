@@ -78,7 +78,7 @@ class Fired(msgspec.Struct):
 
     @property
     def is_of_node(self) -> bool:
-        return self.incarnation is not None and self.role != "orchestrator"
+        return self.incarnation is not None and self.role in ("prefill", "decode")
 
 
 class Injector:
@@ -323,10 +323,11 @@ class Injector:
 
     async def _scale(self, fault: Scale) -> None:
         was = (await self._site.lives())[fault.node]
-        fired = self._proof(fault, f"{fault.node} nodes", "")
-        await self._site.command("scale", f"--{fault.node}={fault.to}")
+        fired = self._proof(fault, f"every {fault.node}", "")
+        flag = "--orchestrators" if fault.node == "orchestrator" else f"--{fault.node}"
+        await self._site.command("scale", f"{flag}={fault.to}")
         there = (await self._site.lives())[fault.node]
-        await self._site.command("scale", f"--{fault.node}={was}")
+        await self._site.command("scale", f"{flag}={was}")
         fired.ended_s = self._recorder.since_s()
         fired.seen = f"{was} became {there} and then {(await self._site.lives())[fault.node]}"
         if there != fault.to:

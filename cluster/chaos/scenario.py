@@ -22,7 +22,8 @@ Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Lengths = Annotated[list[Annotated[int, Meta(ge=1, le=100_000)]], Meta(min_length=1)]
 
 Pool = Literal["prefill", "decode"]
-Victim = Literal["prefill", "decode", "orchestrator", "prefill-engine", "decode-engine"]
+Victim = Literal["prefill", "decode", "orchestrator", "prefill-engine", "decode-engine", "edge"]
+"""The edge is what takes HTTP before the orchestrators."""
 Ways = Literal["both", "up", "down"]
 """Of a link: up is from those who dial to the node."""
 
@@ -148,7 +149,7 @@ class Redeploy(_Fault, frozen=True):
 class Scale(_Fault, frozen=True):
     """A pool is made another size, as by `pronghorn scale`, and then as large as it was."""
 
-    node: Pool
+    node: Literal["prefill", "decode", "orchestrator"]
     to: Annotated[int, Meta(ge=1, le=64)]
 
 
@@ -321,14 +322,16 @@ def _together(scenario: Scenario) -> Iterator[Problem]:
             yield wrong(f"{place}.at.link_bytes", fault.at.link_bytes, "absent: the fault is aimed at no node")
         if isinstance(fault, Kill | Stop):
             pool = "orchestrators" if fault.process == "orchestrator" else fault.process.removesuffix("-engine")
-            if fault.count > (there := getattr(scenario.cluster, pool)):
-                yield wrong(f"{place}.count", fault.count, f"at most {there}, which is cluster.{pool}")
+            there = 1 if pool == "edge" else getattr(scenario.cluster, pool)
+            if fault.count > there:
+                which = "as many as there are" if pool == "edge" else f"which is cluster.{pool}"
+                yield wrong(f"{place}.count", fault.count, f"at most {there}, {which}")
 
 
 def aim_node(fault: Fault) -> str | None:
     """The pool of the node on whose link `at.link_bytes` are counted; None where it is aimed at none."""
     if isinstance(fault, LinkFault | Drain):
         return fault.node
-    if isinstance(fault, Kill | Stop) and fault.process != "orchestrator":
+    if isinstance(fault, Kill | Stop) and fault.process not in ("orchestrator", "edge"):
         return fault.process.removesuffix("-engine")
     return None

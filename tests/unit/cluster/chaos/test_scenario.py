@@ -2,6 +2,7 @@ import pytest
 
 from cluster.chaos.commands import find, largest, library
 from cluster.chaos.scenario import KINDS, Kill, RedisPause, kind_of, read
+from cluster.config_problems import Refused
 from pronghorn.errors import ConfigurationError
 
 GOOD = """
@@ -76,6 +77,12 @@ def test_every_scenario_of_the_library_can_be_read_and_found_by_its_name() -> No
     assert [find(scenario.name) for scenario in scenarios] == scenarios
     size = largest(scenarios)
     assert all(scenario.cluster.decode <= size.decode for scenario in scenarios)
+
+
+def test_there_is_one_edge_to_kill_and_it_has_no_link() -> None:
+    with pytest.raises(Refused) as refused:
+        read("about: x\nfaults: [{kind: kill, process: edge, count: 2, at: {link_bytes: 9}}]", "x")
+    assert [problem.path for problem in refused.value.problems] == ["faults[0].at.link_bytes", "faults[0].count"]
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
