@@ -23,6 +23,7 @@ from cluster.simulator.hosts import DRAIN_S, Hosts, SimOrchestrator
 from cluster.simulator.plan import Plan, RequestPlan
 from cluster.simulator.story import Story
 from cluster.simulator.virtual_loop import SimulationStuck, VirtualLoop
+from orchestrator.explanation import RequestRecord
 
 UP_WITHIN_S = 10.0
 REST_WITHIN_S = 15.0
@@ -47,6 +48,8 @@ class Verdict:
     wall_s: float = 0.0
     late_frames: int = 0
     blocks_fetched: int = 0
+    records: dict[str, RequestRecord] = field(default_factory=dict)
+    """Of each request, why it went where it went, by its name: as its orchestrator kept it, the latest `KEPT`."""
 
     @property
     def ok(self) -> bool:
@@ -126,6 +129,9 @@ class _Simulation:
             for fault in self._faults.fired:
                 verdict.faults_fired[fault.kind] = verdict.faults_fired.get(fault.kind, 0) + 1
             for outcome in self._outcomes:
+                if outcome.orchestrator is not None:
+                    record = outcome.orchestrator.replica.explain(outcome.plan.name)
+                    verdict.records |= {} if record is None else {outcome.plan.name: record}
                 for how in outcome.ends:
                     verdict.endings[how] = verdict.endings.get(how, 0) + 1
 

@@ -74,9 +74,7 @@ SCENARIOS = {
 
 WHY_NOT = {
     "F9": "no block is on its way then",
-    "F10": "not played under load yet",
     "F13": "not played yet: the simulator has no Ray, and a local Ray keeps no state outside its head",
-    "F19": "no phase of its own: every phase is crowded at once",
 }
 """Of a fault's cells that nothing plays."""
 

@@ -59,3 +59,16 @@ def test_a_damaged_block_is_never_used(damage: str) -> None:
 def test_a_client_leaves_wherever_its_request_is(delay_s: float) -> None:
     requests = [request(i, cancel_after_s=delay_s + 0.003 * i) for i in range(20)]
     holds(plan(requests=requests))
+
+
+@pytest.mark.cells("F19 P1-P11")
+def test_under_four_times_the_load_what_is_taken_ends_right_and_the_rest_is_refused() -> None:
+    """From 0.3 s to 1.5 s, so that requests pass every phase while it begins, lasts and ends."""
+    calm = [request(i, at_s=0.03 * i) for i in range(10)]
+    over = [request(100 + i, at_s=0.3 + 0.004 * i) for i in range(300)]
+    after = [request(1000 + i, at_s=3.0 + 0.05 * i) for i in range(10)]
+    verdict = holds(plan(requests=[*calm, *over, *after], max_in_flight=16, max_queue=16))
+    assert verdict.endings["failed"] >= 150, "it was no overload"
+    assert verdict.endings["finished"] >= 80
+    ends = {name: record.outcome for name, record in verdict.records.items()}
+    assert {ends[each.name] for each in (*calm, *after)} == {"finished"}

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.canary_pipeline import continuation
-from tests.integration.nodes.rig import Node, Rig, at_rest, prompt
+from kvcache.hashing import BlockHash
+from kvcache.tiers import DiskTier
+from tests.fakes.canary_pipeline import block_bytes, continuation
+from tests.integration.nodes.rig import BLOCK_TOKENS, Node, Rig, at_rest, prompt, target
 
 SHARED = prompt(10, 0)
 
@@ -34,6 +36,46 @@ async def copied(node: Node) -> None:
     async with asyncio.timeout(60.0):
         while node.shell.exchange.held():  # noqa: ASYNC110  # the engine's holds, which no event tells
             await asyncio.sleep(0.005)
+
+
+class FullDisk(DiskTier):
+    """Of which nothing more can be written, whatever its budget says."""
+
+    def path(self, block_hash: BlockHash) -> Path:
+        """Below a folder that is not there, as good a refusal as a disk's."""
+        return super().path(block_hash) / "no room"
+
+
+@pytest.mark.cells("F10 P1-P11")
+@pytest.mark.parametrize("what", ["host", "host and disk", "the disk itself"])
+async def test_tiers_that_are_full_all_along_cost_no_token(
+    rig: Rig, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks are all that fits, and every request brings ten: whatever phase it is in, a tier is full."""
+    room_bytes = 2 * block_bytes(BLOCK_TOKENS)
+    if what == "the disk itself":
+        monkeypatch.setattr("kvcache.tiers.DiskTier", FullDisk)
+    tiers: dict[str, Any] = {
+        "kv_connector": "local" if what == "host" else "tiered",
+        "host_offload_bytes": room_bytes,
+        "disk_offload_bytes": 1 << 20 if what == "the disk itself" else room_bytes,
+        "disk_offload_dir": str(tmp_path),
+    }
+    prefill, _ = await rig.prefill(num_blocks=32, tiers=tiers)
+    decode, _ = await rig.decode(num_blocks=32, tiers=tiers)
+    orchestrator = await rig.orchestrator(decode)
+    for round_ in range(3):
+        prompts = [prompt(10, start=1 + 10 * i + round_) for i in range(8)]
+        ways = [(), (target(prefill),)]
+        fences = [await orchestrator.submit(each, 4, *ways[i % 2]) for i, each in enumerate(prompts)]
+        for each, fence in zip(prompts, fences, strict=True):
+            assert await orchestrator.result(fence) == continuation(each, 4)
+    for node in (prefill, decode):
+        await kept(node, 10)
+        await copied(node)
+        await at_rest(node)
+    if what == "the disk itself":
+        assert decode.counters.value("tier_write_failed") > 0
 
 
 @pytest.mark.conformance(40)
