@@ -25,7 +25,7 @@ class Considered(msgspec.Struct, omit_defaults=True):
     prefill: str | None
     """None: the prompt is computed on the decode node."""
     predicted_s: float | None
-    """Until the answer flows, crowding reckoned in; only `kv_aware` predicts."""
+    """Until the answer flows, what that costs others reckoned in; only `kv_aware` predicts."""
     scores: dict[str, float]
     reuse_tokens: int
     """Of the prompt, what the node that would compute it is thought to have."""

@@ -27,6 +27,8 @@ FINALISTS = 4
 CONSIDERED = 3
 """Pairs that are told."""
 EXPECTED_OUTPUT_TOKENS = 128
+WORK_SHARE = 1.0
+"""What a second of computing a prompt costs those who come to the node behind it, beside a second of waiting for it."""
 CROWD_SHARE = 0.3
 """What a second that a stream takes longer weighs, beside a second of waiting for its first token."""
 SHORTAGE_S = 5.0
@@ -155,6 +157,10 @@ _Way = tuple[float, Candidate, Candidate | None]
 _seconds = itemgetter(0)
 
 
+def _work_s(task: Task) -> float:
+    return WORK_SHARE * task.compute_s
+
+
 def _may_compute(request: RequestFacts, c: Candidate) -> bool:
     room_tokens = c.node.local_prefill_room_tokens
     return room_tokens is None or request.prompt_tokens - c.reuse_tokens <= room_tokens
@@ -193,7 +199,11 @@ class KvAware:
     ) -> list[_Way]:
         """Ways without a prefill node, the best first; `only_fit`: on nodes that have room to compute the prompt."""
         ways: list[_Way] = [
-            (here_s(self._task(request, c), c.node.in_flight) + self._crowd_s(request, c, last), c, None)
+            (
+                here_s(t := self._task(request, c), c.node.in_flight) + _work_s(t) + self._crowd_s(request, c, last),
+                c,
+                None,
+            )
             for c in self._turn.rotated(decode)
             if not only_fit or _may_compute(request, c)
         ]
@@ -209,14 +219,15 @@ class KvAware:
         """Ways with one, the best first, among the pairs of the best few of each role."""
         if not prefill:
             return []
-        able = sorted([(sum(t := self._task(request, c)), t, c) for c in self._turn.rotated(prefill)], key=_seconds)
+        tasks = [(self._task(request, c), c) for c in self._turn.rotated(prefill)]
+        able = sorted([(sum(t) + _work_s(t), t, c) for t, c in tasks], key=_seconds)
         near = []
         for candidate in self._turn.rotated(decode):
             moved_s, crowd_s = self._transfer_s(request, candidate), self._crowd_s(request, candidate, last)
             near.append((moved_s + crowd_s, moved_s, crowd_s, candidate))
         near = sorted(near, key=_seconds)[:FINALISTS]
         ways: list[_Way] = [
-            (apart_s(share, moved_s) + crowd_s, d, p)
+            (apart_s(share, moved_s) + _work_s(share) + crowd_s, d, p)
             for _, moved_s, crowd_s, d in near
             for _, share, p in able[:FINALISTS]
         ]
