@@ -53,6 +53,8 @@ class NodeTiming:
     """Of `TRACE_BLOCK_TOKENS` tokens each."""
     chunk_tokens: int = 512
     """Of a prompt that a decode node computes, in each step."""
+    max_local_prefill_tokens: int = 65_536
+    """That may wait on a decode node to be computed there."""
 
     def speeds(self) -> Speeds:
         """As a router would have learned them."""
@@ -78,7 +80,7 @@ class LoadNode:
         """To be computed here, likewise."""
         self.computing: _Flight | None = None
         self.prompt_tokens = 0
-        """Of those, and of the one that is being computed."""
+        """Of those, of the one that is being computed, and of those that wait for a slot to be computed here."""
         self.cache: OrderedDict[int, None] = OrderedDict()
         self._view: NodeView | None = None
         self.stalled_s = 0.0
@@ -92,6 +94,7 @@ class LoadNode:
         seen = self._view
         if seen is not None and seen.in_flight == self.load and seen.queued_tokens == queued_tokens:
             return seen
+        local = self.role == "decode"
         self._view = NodeView(
             name=NodeName(self.name),
             role=self.role,
@@ -103,6 +106,7 @@ class LoadNode:
             waiting=len(self.queue),
             free_blocks=0,
             queued_tokens=queued_tokens,
+            local_prefill_room_tokens=max(0, timing.max_local_prefill_tokens - queued_tokens) if local else None,
         )
         return self._view
 
@@ -312,6 +316,9 @@ class LoadModel:
         if route.prefill:
             flight.prefill = self._named[route.prefill[0].name]
             self._by_load["prefill"].move(flight.prefill, 1)
+        if flight.prefill is None:
+            flight.uncomputed_tokens = request.prompt_tokens
+            decode.prompt_tokens += flight.uncomputed_tokens
         if decode.slots < self.timing.max_batch:
             decode.slots += 1
             self._ask_for_prompt(flight, now_s)
@@ -328,8 +335,9 @@ class LoadModel:
         reused = min(self._take(node, flight.request.hash_ids) * TRACE_BLOCK_TOKENS, flight.request.prompt_tokens - 1)
         self.result.prompt_tokens += flight.request.prompt_tokens
         self.result.reused_tokens += reused
+        expected_tokens = flight.uncomputed_tokens
         flight.uncomputed_tokens = flight.request.prompt_tokens - reused
-        node.prompt_tokens += flight.uncomputed_tokens
+        node.prompt_tokens += flight.uncomputed_tokens - expected_tokens
         now = node.computing
         if now is not None and flight.request.priority < now.request.priority:
             self._cut(now, node, now_s)

@@ -14,7 +14,7 @@ def percentile(result: LoadResult, share: float) -> float:
 
 
 @pytest.mark.field("production-stack#884", "production-stack#1035")
-@pytest.mark.parametrize("share", [0.6, 1.2])
+@pytest.mark.parametrize("share", [0.6, 1.2, 3.0])
 @pytest.mark.parametrize("name", TRACES)
 def test_kv_aware_is_never_worse_than_a_blind_policy(name: str, share: float) -> None:
     trace = TRACES[name]
