@@ -16,7 +16,7 @@ from kvcache.handshake import Identity, check_peer
 from pipelines.node.stream_port import FrameStream
 from pipelines.types import wire
 from pipelines.types.frames import PrefillTarget
-from pipelines.types.handover import FirstToken, HandOverMessage, Progress, Refusal, Welcome
+from pipelines.types.handover import NOT_BEGUN, FirstToken, HandOverMessage, Progress, Refusal, Welcome
 from pronghorn.errors import HandshakeRefused, NodeLost, TransferFailed, from_record
 from protos import node_pb2
 
@@ -55,7 +55,12 @@ async def pull(
 
 
 async def _welcome(stream: FrameStream, ours: Identity, target: PrefillTarget, stall_timeout_s: float) -> None:
-    frame = await _next_frame(stream, target, stall_timeout_s)
+    try:
+        frame = await _next_frame(stream, target, stall_timeout_s)
+    except NodeLost as error:
+        if error.code != NodeLost.default_code:
+            raise
+        raise NodeLost(error.message, code=NOT_BEGUN) from error
     said = _said(frame) if isinstance(frame, transfer.MessageFrame) else frame
     if isinstance(said, Refusal):
         raise from_record(said.error)

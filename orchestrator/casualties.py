@@ -3,7 +3,9 @@
 Pure. A node whose engine died, or whose process is gone, while it worked on a request may have died of it. A second
 one in a row is no chance: the request is refused before it takes a third. Every request on the node is under suspicion,
 so that getting on clears one: a death counts no more once a later attempt has delivered `CLEARING_TOKENS` tokens; a
-single one may be a prefill node's, and no decode node has got over the place where the last one died.
+single one may be a prefill node's, and no decode node has got over the place where the last one died. A prefill node
+that was gone before it said that it has the request did not die of it. Silence is nobody's death: neither ours, nor a
+decode node's word that its prefill node answers no ping.
 
 A session that broke is a death only until that life of the node is heard of again. Where it takes such presumptions to
 make a request poison, it is in doubt: time has to tell, since sessions also break by fives when a link does, or when

@@ -279,7 +279,7 @@ class Lifecycle:
     def _note_prefill(self, event: PrefillFailed) -> tuple[RequestState, list[Effect]]:
         if isinstance(event.error, EngineDied):
             self.casualties.died(event.prefill)
-        elif isinstance(event.error, NodeLost):
+        elif isinstance(event.error, NodeLost) and event.error.code == NodeLost.default_code:
             self.casualties.suspect(event.prefill)
             if not event.session_up:
                 self.casualties.lost(event.prefill)

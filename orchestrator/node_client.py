@@ -20,7 +20,7 @@ from kvcache.handshake import Identity, check_peer
 from kvcache.registry import NodeRecord
 from pipelines.types.frames import Abort, NodeFrame, OrchestratorFrame, Submit
 from pipelines.types.wire import decode, encode
-from pronghorn.credentials import TLS_REFUSED, Credentials, reason
+from pronghorn.credentials import SILENT, TLS_REFUSED, Credentials, reason
 from pronghorn.errors import HandshakeRefused, InternalError, NodeLost, Overloaded
 from pronghorn.ids import Fence
 from pronghorn.tasks import Owner
@@ -78,7 +78,7 @@ class GrpcNodeClient:
                 raise HandshakeRefused(
                     f"{self._record.name}: {_reason(error)}", code=TLS_REFUSED, param="tls"
                 ) from error
-            raise NodeLost(_reason(error)) from error
+            raise _lost(error) from error
         self._check(theirs)
         self._up = True
         self._owner.start(self._write(), "writer")
@@ -119,7 +119,7 @@ class GrpcNodeClient:
                 frame: NodeFrame = decode(await self._read(), NodeFrame)
             except STREAM_ENDED as error:
                 self._up = False
-                raise NodeLost(_reason(error)) from error
+                raise _lost(error) from error
             except InternalError as error:
                 self._up = False
                 raise NodeLost(f"it sent what is no frame: {error.message}", code="malformed") from error
@@ -190,6 +190,11 @@ class GrpcConnector:
 
     def client(self, record: NodeRecord) -> GrpcNodeClient:
         return GrpcNodeClient(record, self._ours, self._connect_timeout_s, self._send_queue_frames, self._new_channel)
+
+
+def _lost(error: BaseException) -> NodeLost:
+    code = reason(error.details())[1] if isinstance(error, grpc.aio.AioRpcError) else None
+    return NodeLost(_reason(error), code=SILENT if code == SILENT else None)
 
 
 def _reason(error: BaseException) -> str:

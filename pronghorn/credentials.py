@@ -26,6 +26,8 @@ TLS_REFUSED = "tls_refused"
 """The code of errors of peers that this process does not trust, or that speak no TLS."""
 CLOSED_AT_ONCE = "closed_at_once"
 """The code of errors of peers that closed before the first word, as one does that does not trust this process."""
+SILENT = "silent"
+"""The code of errors of peers that answer no ping: they may be stopped, cut off, or kept from running by others."""
 
 
 class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,8 +107,11 @@ class Credentials:
 
 
 def reason(details: str | None) -> tuple[str, str | None]:
-    """What a failed call's details say in plain words, and a code where they tell of credentials that do not fit."""
+    """What a failed call's details say in plain words, and a code where they tell of credentials that do not fit, or
+    of one that fell silent behind a connection that stands."""
     said = details or ""
+    if "ping timeout" in said:
+        return f"it answered no ping: {said}", SILENT
     if "handshake failed" in said.lower():
         return f"it is not of this cluster's CA, or speaks no TLS: {said}", TLS_REFUSED
     if "failed to connect" in said and "Socket closed" in said:

@@ -12,6 +12,10 @@ from pipelines.types.log_probabilities import LogProbabilities
 from pipelines.types.sampled_token import SampledToken
 from pronghorn.errors import ErrorRecord
 
+NOT_BEGUN = "not_begun"
+"""The code of a NodeLost whose hand-over broke before its welcome, and so before the prefill node did anything about
+the request. Not of silence, of which nobody knows what it was."""
+
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The hello was accepted; `hello` is the prefill node's own, as protobuf bytes, for the decode node to check."""

@@ -19,6 +19,8 @@ from orchestrator.node_client import GrpcConnector
 from orchestrator.replica import Replica
 from pipelines.types.frames import Heartbeat
 from pronghorn.clock import SystemClock
+from pronghorn.credentials import SILENT
+from pronghorn.errors import NodeLost
 from tests.fakes.canary_engine import SEED
 from tests.fakes.node_process import NodeProcess, node_process
 from tests.fakes.orchestrator_cluster import config
@@ -109,3 +111,21 @@ async def test_a_healthy_node_on_a_busy_machine_is_never_taken_for_dead() -> Non
         finally:
             await client.close()
         assert "session_lost.decode" not in seen.replica.counters()
+
+
+@pytest.mark.parametrize(("name", "code"), [("killed", "node_lost"), ("stopped", SILENT), ("link down", SILENT)])
+async def test_whether_its_process_is_gone_or_only_silent_is_told_apart(name: str, code: str) -> None:
+    """A request on a node that was killed may have killed it; one that nobody hears may just be busy."""
+    async with node_process("decode", "decode-0") as node, cut_proxy(node.record.address) as proxy:
+        connector = GrpcConnector(orchestrator_identity(), connect_timeout_s=30.0, send_queue_frames=64)
+        client = connector.client(msgspec.structs.replace(node.record, address=proxy.address))
+        await client.connect()
+        FAULTS[name](node, proxy)
+        with pytest.raises(NodeLost) as lost:
+            async with asyncio.timeout(60.0):
+                async for _ in client.frames():
+                    pass
+        assert lost.value.code == code
+        await client.close()
+        proxy.heal()
+        node.resume()

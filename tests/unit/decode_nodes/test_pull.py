@@ -11,7 +11,7 @@ from kvcache import transfer
 from kvcache.handshake import Identity
 from pipelines.types import wire
 from pipelines.types.frames import PrefillTarget
-from pipelines.types.handover import FirstToken, HandOverMessage, Progress, Refusal, Welcome
+from pipelines.types.handover import NOT_BEGUN, FirstToken, HandOverMessage, Progress, Refusal, Welcome
 from pronghorn.errors import HandshakeRefused, NodeLost, Overloaded, PronghornError, TransferFailed
 from pronghorn.ids import Incarnation, NodeName
 
@@ -57,8 +57,11 @@ class Landing:
         self.tokens: list[int] = []
 
     async def pull(self, *frames: bytes, silent: bool = False) -> None:
+        await self.pull_from(Script(frames, silent))
+
+    async def pull_from(self, stream: Script) -> None:
         await pull(
-            Script(frames, silent),
+            stream,
             ours=OURS,
             target=TARGET,
             receiver=transfer.BlockReceiver({p: memoryview(memory) for p, memory in self.memory.items()}),
@@ -113,6 +116,20 @@ async def test_silence_is_a_fault_at_every_point() -> None:
     for said in ([], [welcome()], [welcome(), *frames]):
         error = await refusal(*said, silent=True)
         assert isinstance(error, NodeLost) and error.code == "stalled"
+
+
+async def test_whether_a_connection_broke_before_or_after_the_welcome_is_told_apart() -> None:
+    class Breaking(Script):
+        async def read(self) -> transfer.Frame | None:
+            frame = await super().read()
+            if frame is None:
+                raise NodeLost("connection reset")
+            return frame
+
+    for said, code in (([], NOT_BEGUN), ([welcome()], "node_lost")):
+        with pytest.raises(NodeLost) as lost:
+            await Landing().pull_from(Breaking(said))
+        assert lost.value.code == code
 
 
 async def test_an_end_before_the_commit_is_incomplete() -> None:

@@ -35,7 +35,9 @@ from orchestrator.request_events import (
     WaitOver,
 )
 from pipelines.types.frames import Delta, PrefillTarget
+from pipelines.types.handover import NOT_BEGUN
 from pipelines.types.status import GenerationStatus
+from pronghorn.credentials import SILENT
 from pronghorn.errors import (
     DeadlineExceeded,
     EngineDied,
@@ -289,6 +291,10 @@ def test_where_sessions_broke_time_tells_whether_it_is_poison(events: list[Event
         [NodeGone(A, "reset", died=True), routed(B), NodeHeard(A), NodeGone(B, "reset", died=True)],
         [prefill_failed(NodeLost("reset"), P), prefill_failed(NodeLost("reset"), C)],
         [prefill_failed(TransferFailed("torn"), P), died(1, A)],
+        [died(1, A), routed(B), PrefillFailed(fence(2, B), P, NodeLost("reset", code=NOT_BEGUN), False)],
+        [died(1, A), routed(B), PrefillFailed(fence(2, B), P, NodeLost("no ping", code=SILENT), False)],
+        [died(1, A), routed(B), PrefillFailed(fence(2, B), P, NodeLost("nothing came", code="stalled"), False)],
+        [prefill_failed(NodeLost("reset", code=NOT_BEGUN), P), NodeGone(P, "reset", died=True), died(1, A)],
         [produced(1, A, 7, 8), died(1, A), routed(B), produced(2, B, 8, 9), died(2, B)],
     ],
 )

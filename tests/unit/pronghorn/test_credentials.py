@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pronghorn.credentials import Credentials, TlsFiles, reason
+from pronghorn.credentials import SILENT, Credentials, TlsFiles, reason
 from pronghorn.errors import ConfigurationError
 from tests.fakes.certificates import Authority
 
@@ -65,4 +65,5 @@ def test_what_grpc_says_of_a_handshake_is_put_in_words():
     words, code = reason("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed")
     assert code == "closed_at_once" and "TLS" in words
     assert reason("Socket closed") == ("Socket closed", None)
+    assert reason("Stream removed (ping timeout)") == ("it answered no ping: Stream removed (ping timeout)", SILENT)
     assert reason(None) == ("", None)
