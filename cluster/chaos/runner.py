@@ -32,6 +32,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     seed: int
     refused: str | None = None
     """Why it was not run here; nothing else is known then."""
+    broken_off: bool = False
+    """It did not come to its end: the cluster did not even answer."""
     faults: int = 0
     fired: list[Fired] = []
     requests: dict[Verdict, int] = {}
@@ -95,6 +97,7 @@ class Runner:
                 await self._settled(scenario.cluster)
                 outcome = await self._run(scenario)
         except ServiceError as error:
+            outcome.broken_off = True
             outcome.failures.append(f"it did not come to its end: {error.message}")
         outcome.wall_s = time.monotonic() - began_s
         return outcome

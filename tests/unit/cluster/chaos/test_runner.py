@@ -63,7 +63,7 @@ class Deaf(Site):
 async def test_what_could_not_run_to_its_end_is_a_failure_and_no_refusal() -> None:
     small = Scenario("x", "about", [ForgetPrefixes(at=When(s=0.0))])
     outcome = await Runner(Deaf(), seed=0).run(small)
-    assert (outcome.refused, outcome.ok) == (None, False)
+    assert (outcome.refused, outcome.ok, outcome.broken_off) == (None, False, True)
     assert outcome.failures == ["it did not come to its end: nobody says how it is"]
 
 
