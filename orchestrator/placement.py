@@ -12,6 +12,7 @@ from orchestrator.hints import routed_hint
 from orchestrator.lifecycle import RequestState
 from orchestrator.local_prefill import with_room
 from orchestrator.nodes import Nodes
+from orchestrator.picks import Picks
 from orchestrator.prompt_keys import PromptBlocks, PromptKeys
 from orchestrator.request_events import (
     AttemptFailed,
@@ -19,6 +20,8 @@ from orchestrator.request_events import (
     Complete,
     Dispatch,
     Event,
+    NodeGone,
+    NodeUnfit,
     Produced,
     Routed,
     Unroutable,
@@ -41,6 +44,7 @@ class Placement:
         self,
         router: Router,
         nodes: Nodes,
+        picks: Picks,
         prompts: PromptKeys,
         speeds: LearnedSpeeds,
         explanations: Explanations,
@@ -50,6 +54,7 @@ class Placement:
     ) -> None:
         self._router = router
         self._nodes = nodes
+        self._picks = picks
         self._prompts = prompts
         self._speeds = speeds
         self._explanations = explanations
@@ -150,11 +155,17 @@ class Placement:
 
     def note(self, incarnation: Incarnation, state: RequestState, event: Event) -> None:
         """What the event says of the node that the request was on, `state` being the one before."""
+        now_s = self._clock.now_s()
         match event:
             case Produced() if state is RequestState.DISPATCHED:
-                self._nodes.succeeded(incarnation, self._clock.now_s())
+                self._nodes.succeeded(incarnation, now_s)
+                self._picks.note(True, now_s)
             case AttemptFailed(error=error) if counts_as_failure(error):
-                self._nodes.failed(incarnation, self._clock.now_s())
+                self._nodes.failed(incarnation, now_s)
+                if state is RequestState.DISPATCHED:
+                    self._picks.note(False, now_s)
+            case NodeGone() | NodeUnfit() if state is RequestState.DISPATCHED and incarnation == event.incarnation:
+                self._picks.note(False, now_s)
             case _:
                 pass
 
@@ -163,6 +174,7 @@ class Placement:
         now_s = self._clock.now_s()
         if pulled.error is None:
             self._nodes.succeeded(pulled.prefill, now_s)
+            self._picks.note(True, now_s)
             if flight is not None:
                 self._let_go(flight)
             return
@@ -170,6 +182,7 @@ class Placement:
         self._counters.count("prefill_failed", type(error).__name__)
         if counts_as_failure(error):
             self._nodes.failed(pulled.prefill, now_s)
+            self._picks.note(False, now_s)
 
     def _let_go(self, flight: Flight) -> None:
         self._nodes.let_go(flight.asked)

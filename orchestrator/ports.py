@@ -72,6 +72,9 @@ class ClusterView(Protocol):
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be served now, and why (not): at least one usable decode node."""
 
+    def degraded(self) -> str | None:
+        """What is wrong with serving though requests are served: many of the nodes picked lately failed."""
+
     def models(self) -> list[ModelState]: ...
 
     def counters(self) -> dict[str, int]: ...

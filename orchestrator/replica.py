@@ -16,6 +16,7 @@ from orchestrator.gate import Gate
 from orchestrator.holdings import Holdings
 from orchestrator.membership import Membership
 from orchestrator.nodes import Nodes, NodeView
+from orchestrator.picks import Picks
 from orchestrator.placement import Placement
 from orchestrator.ports import GenerationJob, ModelState, NodeConnector
 from orchestrator.prompt_keys import PromptKeys
@@ -64,6 +65,7 @@ class Replica:
         self._seed = seed
         prompt_keys = PromptKeys(config.hash_algo, seed if config.prefix_caching else None, config.model_name)
         setting = Setting(random, speeds.of, lambda: prompt_keys.kv_bytes_per_token, config.disaggregation == "always")
+        self._picks = Picks()
         self._nodes = Nodes(config.model_name, config.heartbeat_timeout_s, breaker, reservations)
         self.membership = Membership(config, registry, connector, self._nodes, clock, self._counters)
         router = PolicyRouter(
@@ -78,7 +80,15 @@ class Replica:
         self.dispatcher = Dispatcher(
             gate=Gate(config, self._nodes, speeds, clock, self._counters),
             placement=Placement(
-                router, self._nodes, prompt_keys, speeds, self.explanations, clock, self._counters, config
+                router,
+                self._nodes,
+                self._picks,
+                prompt_keys,
+                speeds,
+                self.explanations,
+                clock,
+                self._counters,
+                config,
             ),
             holdings=self.holdings,
             speeds=speeds,
@@ -144,6 +154,9 @@ class Replica:
         if (failure := self.failure()) is not None:
             reasons.append(f"its node membership ended: {failure!r}")
         return reasons
+
+    def degraded(self) -> str | None:
+        return self._picks.degraded(self._clock.now_s())
 
     def models(self) -> list[ModelState]:
         is_ready, reason = self.ready()

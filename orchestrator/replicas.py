@@ -77,6 +77,12 @@ class Replicas:
             return states[0].ready, states[0].reason
         return any(state.ready for state in states), "; ".join(f"{state.name}: {state.reason}" for state in states)
 
+    def degraded(self) -> str | None:
+        said = {replica.model: reason for replica in self._all() if (reason := replica.degraded()) is not None}
+        if len(self.by_model) == 1:
+            return next(iter(said.values()), None)
+        return "; ".join(f"{model}: {reason}" for model, reason in said.items()) or None
+
     def counters(self) -> dict[str, int]:
         return _summed(replica.counters() for replica in self._all())
 

@@ -1,6 +1,7 @@
 """What operators ask: alive, ready, which version, what the cluster looks like; and one thing they tell it.
 
-`/health` says that this process answers and asks nobody; `/ready` says whether a request could be served now.
+`/health` says that this process answers, and whether much of what it tries fails; it is 200 either way, since another
+process would do no better, and asks nobody. `/ready` says whether a request could be served now.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ def health_routes(view: ClusterView, models: ServedModels) -> APIRouter:
     @router.get("/health")
     @router.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
-        return {"status": "ok"}
+        reason = view.degraded()
+        return {"status": "ok"} if reason is None else {"status": "degraded", "reason": reason}
 
     @router.get("/ready", responses=refusals(503))
     async def ready() -> dict[str, str]:

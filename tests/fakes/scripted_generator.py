@@ -116,6 +116,7 @@ async def _after(first: TextGenerationOutput, rest: Any) -> AsyncIterator[TextGe
 class ScriptedView:
     reports: list[NodeReport] = field(default_factory=list)
     readiness: tuple[bool, str] = (True, "1 decode node")
+    trouble: str | None = None
     resets: int = 0
     records: dict[str, RequestRecord] = field(default_factory=dict)
 
@@ -124,6 +125,9 @@ class ScriptedView:
 
     def ready(self) -> tuple[bool, str]:
         return self.readiness
+
+    def degraded(self) -> str | None:
+        return self.trouble
 
     def models(self) -> list[ModelState]:
         return [ModelState("org/tiny", *self.readiness, in_flight=2)]

@@ -58,12 +58,11 @@ ROWS: tuple[Row, ...] = (
     Row("D", ("aibrix#2287", "llm-d-kv-cache#593", "llm-d-kv-cache#563"), "a reset cache gets no hit"),
     Row("D", ("llm-d-router#1737", "llm-d-router#1887"), "lost events are noticed, and made good"),
     Row("D", ("Mooncake#4159",), "events in any order end in the truth"),
-    Row("D", ("production-stack#1091",), "a missed departure is made good by listing again", "health"),
+    Row("D", ("production-stack#1091",), "a missed departure is made good by listing again"),
     Row(
         "D",
         ("production-stack#1008", "production-stack#420", "production-stack#668", "production-stack#15"),
         "nobody is sent to a node that has gone",
-        NOT_YET,
     ),
     Row("D", ("dynamo#1056",), "a new orchestrator knows what is cached without new traffic"),
     Row("D", ("llm-d-kv-cache#544",), "events that stop are told from a node at rest"),

@@ -706,11 +706,14 @@ async def test_who_has_waited_as_long_as_one_may_is_told_so(client: Owner) -> No
 
 
 async def test_many_queued_requests_that_all_fail_at_once_end_one_by_one(client: Owner) -> None:
-    async with running(max_in_flight=1, max_queue=2000) as cluster:
+    patience_s = 600.0
+    bounds = {"heartbeat_timeout_s": patience_s, "silence_timeout_s": patience_s}
+    async with running(max_in_flight=1, max_queue=2000, **bounds) as cluster:
         node = await cluster.join("decode-1")
-        held = client.start(tokens_of(cluster, cluster.job()), "held")
+        held = client.start(tokens_of(cluster, cluster.job(budget_s=patience_s)), "held")
         submit = await node.submitted()
-        waiting = [client.start(tokens_of(cluster, cluster.job()), "waiting") for _ in range(1500)]
+        jobs = [cluster.job(budget_s=patience_s) for _ in range(1500)]
+        waiting = [client.start(tokens_of(cluster, job), "waiting") for job in jobs]
         await cluster.until(lambda: cluster.replica.in_flight() == 1501)
         node.beat(draining=True)
         await cluster.until(lambda: not cluster.replica.ready()[0])

@@ -23,12 +23,21 @@ async def test_the_served_model_is_listed_and_found() -> None:
 async def test_health_asks_nobody_and_ready_asks_the_cluster() -> None:
     served = Served()
     served.view.readiness = (False, "no decode node is registered")
-    assert (await served.request("GET", "/health")).status_code == 200
+    assert (await served.request("GET", "/health")).json() == {"status": "ok"}
     response = await served.request("GET", "/ready")
     assert error_of(response, 503)["message"] == "no decode node is registered"
     assert response.headers["retry-after"] == "1"
     served.view.readiness = (True, "fine")
     assert (await served.request("GET", "/ready")).json() == {"status": "ready", "reason": "fine"}
+
+
+@pytest.mark.field("production-stack#1091")
+async def test_health_tells_of_many_nodes_that_fail_and_stays_200() -> None:
+    """A process that is restarted for it would do no better."""
+    served = Served()
+    served.view.trouble = "9 of the last 12 nodes that were picked failed"
+    response = await served.request("GET", "/health")
+    assert (response.status_code, response.json()) == (200, {"status": "degraded", "reason": served.view.trouble})
 
 
 @pytest.mark.conformance(59)
