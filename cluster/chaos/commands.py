@@ -180,7 +180,7 @@ def largest(chosen: list[Scenario]) -> Cluster:
 
 
 def say(text: str) -> None:
-    err.print(text, markup=False, highlight=False)
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _seed(given: int | None) -> int:
