@@ -347,7 +347,6 @@ class Injector:
         streams = max(1, round(self._asking.load.streams * fault.times))
         extra = RunningLoad(self._asking, streams, extra=True)
         fired = self._proof(fault, "any", "")
-        first = len(self._recorder.requests)
         extra.start()
         try:
             await asyncio.sleep(fault.for_s)
@@ -355,9 +354,7 @@ class Injector:
         finally:
             await extra.stop()
             fired.ended_s = self._recorder.since_s()
-        tries = [one for request in self._recorder.requests[first:] for one in request.tries]
-        refused = sum(one.status in (429, 503) for one in tries)
-        fired.seen = f"{streams} streams more; {refused} of {len(tries)} askings were told to come back later"
+        fired.seen = f"{streams} streams more; {extra.refused} of {extra.asked} askings were told to come back later"
 
     async def _garbage(self, fault: Garbage) -> None:
         model = (await self._site.status()).model

@@ -54,12 +54,13 @@ class Body(msgspec.Struct, frozen=True):
 
 def draw(load: Load, seed: int) -> list[Body]:
     rng = random.Random(seed)
-    bodies = []
-    for _ in range(load.prompts):
-        words = " ".join(rng.choices(WORDS, k=rng.choice(load.prompt_words)))
-        drawn = rng.randrange(2**31) if rng.random() < load.seeded else None
-        bodies.append(Body(words, rng.choice(load.new_tokens), drawn))
-    return bodies
+    return [drawn(load, rng) for _ in range(load.prompts)]
+
+
+def drawn(load: Load, rng: random.Random) -> Body:
+    words = " ".join(rng.choices(WORDS, k=rng.choice(load.prompt_words)))
+    seed = rng.randrange(2**31) if rng.random() < load.seeded else None
+    return Body(words, rng.choice(load.new_tokens), seed)
 
 
 class Clients:
@@ -210,13 +211,25 @@ class Asking:
         await self.clients.ask(self.recorder, request, body, retries=retries, stay_s=stay_s)
         return request
 
+    async def ask_twice(self, body: Body) -> None:
+        """One that nobody knows: what is said at first is what must be said then."""
+        first = self.recorder.open(len(self.bodies), None)
+        await self.clients.ask(self.recorder, first, body, retries=self.load.retries, stay_s=None)
+        if first.verdict() is Verdict.ANSWERED:
+            again = self.recorder.open(len(self.bodies), first.tries[-1].text)
+            await self.clients.ask(self.recorder, again, body, retries=self.load.retries, stay_s=None)
+
 
 class RunningLoad:
-    """`streams` clients from `start` to `end`. `extra`: it is of a fault, and not of the scenario."""
+    """`streams` clients from `start` to `end`, and `fresh` more, whose prompts never come again. `extra`: it is of a
+    fault, and not of the scenario."""
 
-    def __init__(self, asking: Asking, streams: int, extra: bool = False) -> None:
+    def __init__(self, asking: Asking, streams: int, extra: bool = False, fresh: int = 0) -> None:
+        self.asked = self.refused = 0
+        """Tries of the `streams` that have ended, and those that were told to come back later."""
         self._asking = asking
         self._streams = streams
+        self._fresh = fresh
         self._extra = extra
         self._ending = False
         self._owner = Owner("load")
@@ -224,6 +237,7 @@ class RunningLoad:
 
     def start(self) -> None:
         self._tasks = [self._owner.start(self._client(n), f"client {n}") for n in range(self._streams)]
+        self._tasks += [self._owner.start(self._fresh_client(n), f"fresh client {n}") for n in range(self._fresh)]
 
     async def end(self) -> None:
         """What has been asked ends first, or passes its deadline."""
@@ -245,6 +259,14 @@ class RunningLoad:
         while not self._ending:
             stay_s = rng.uniform(0.0, 2.0) if rng.random() < load.leaving else None
             request = await asking.ask(asked, extra=self._extra, retries=load.retries, stay_s=stay_s)
+            self.asked += len(request.tries)
+            self.refused += sum(one.status in REFUSED for one in request.tries)
             if request.verdict() is Verdict.ERROR:
                 await asyncio.sleep(SEND_AGAIN_S)  # told to come back later, whoever asks for something else does too
             asked += self._streams
+
+    async def _fresh_client(self, number: int) -> None:
+        asking = self._asking
+        rng = random.Random(f"{asking.seed}/fresh/{number}")
+        while not self._ending:
+            await asking.ask_twice(drawn(asking.load, rng))

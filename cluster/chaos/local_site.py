@@ -148,6 +148,27 @@ class LocalSite(Site):
         finally:
             await redis.aclose()
 
+    async def redis_keys(self) -> int:
+        """How many rows there are now. Raises Unavailable."""
+        redis = Redis.from_url(self._redis_url, socket_timeout=REDIS_TIMEOUT_S)
+        try:
+            return int(await redis.dbsize())
+        except RedisError as error:
+            raise Unavailable(f"Redis does not say how many keys it has: {error}") from None
+        finally:
+            await redis.aclose()
+
+    async def operations(self) -> list[tuple[int, str]]:
+        """Pid and operations address of every process that is registered. Raises Unavailable."""
+        nodes = await self._registry.list()
+        told = [(row.pid, row.operations_address) for row in nodes if row.operations_address is not None]
+        return [*told, *await self.orchestrators()]
+
+    async def orchestrators(self) -> list[tuple[int, str]]:
+        """As `operations`, of orchestrators alone."""
+        rows = await self._registry.orchestrators.list()
+        return [(row.pid, row.operations_address) for row in rows if row.operations_address is not None]
+
     # --- what must hold ---
 
     async def lives(self) -> Counter[str]:

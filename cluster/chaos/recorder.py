@@ -66,15 +66,17 @@ class Request(msgspec.Struct):
     number: int
     body: int
     """Which of the load's bodies it sent."""
-    expected: str
+    expected: str | None
+    """None: any text, since nobody has asked this before."""
     extra: bool = False
     """Of a fault's own load and not of the scenario's."""
     tries: list[Try] = []
 
     def verdict(self) -> Verdict:
-        unlike = [found for one in self.tries if (found := unlikeness(self.expected, one.text, one.how == ANSWERED))]
-        if unlike:
-            return unlike[0]
+        if (expected := self.expected) is not None:
+            for one in self.tries:
+                if unlike := unlikeness(expected, one.text, one.how == ANSWERED):
+                    return unlike
         how = self.tries[-1].how if self.tries else LATE
         return {ANSWERED: Verdict.ANSWERED, LEFT: Verdict.LEFT, LATE: Verdict.LOST, BROKEN: Verdict.LOST}.get(
             how, Verdict.ERROR
@@ -96,11 +98,18 @@ def unlikeness(expected: str, text: str, whole: bool) -> Verdict | None:
     return Verdict.WRONG
 
 
+GOOD = frozenset({Verdict.ANSWERED, Verdict.LEFT, Verdict.ERROR})
+MOST_KEPT = 100
+
+
 @dataclass
 class Recorder:
     """`now_s` is any clock that does not go back."""
 
     now_s: Callable[[], float]
+    forgets: bool = False
+    """For a load without an end: what ended well is counted and forgotten, and so is what comes after so many
+    others that it would tell nothing new. What is said of single requests is said of those that are kept."""
     requests: list[Request] = field(default_factory=list)
     pieces: int = 0
     ended: int = 0
@@ -108,12 +117,15 @@ class Recorder:
     def __post_init__(self) -> None:
         self._began_s = self.now_s()
         self._waiting: list[tuple[Callable[[], bool], asyncio.Event]] = []
+        self._opened = self._kept = 0
+        self._forgotten: Counter[tuple[bool, Verdict]] = Counter()
 
     def since_s(self) -> float:
         return self.now_s() - self._began_s
 
-    def open(self, body: int, expected: str, extra: bool = False) -> Request:
-        request = Request(len(self.requests), body, expected, extra, [])
+    def open(self, body: int, expected: str | None, extra: bool = False) -> Request:
+        request = Request(self._opened, body, expected, extra, [])
+        self._opened += 1
         self.requests.append(request)
         return request
 
@@ -132,7 +144,17 @@ class Recorder:
 
     def end(self, request: Request) -> None:
         self.ended += 1
+        if self.forgets:
+            self._forget(request)
         self._tell()
+
+    def _forget(self, request: Request) -> None:
+        verdict = request.verdict()
+        if verdict not in GOOD and self._kept < MOST_KEPT:
+            self._kept += 1
+            return
+        self.requests.remove(request)
+        self._forgotten[request.extra, verdict] += 1
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Returns after what made it so was recorded."""
@@ -155,7 +177,11 @@ class Recorder:
 
     def verdicts(self, extra: bool | None = None) -> Counter[Verdict]:
         """Of the load, of the faults' own loads, or of both."""
-        return Counter(request.verdict() for request in self.requests if extra in (None, request.extra))
+        found = Counter(request.verdict() for request in self.requests if extra in (None, request.extra))
+        for (was_extra, verdict), count in self._forgotten.items():
+            if extra in (None, was_extra):
+                found[verdict] += count
+        return found
 
     def longest_gap_s(self) -> float:
         return max((one.longest_gap_s for request in self.requests for one in request.tries), default=0.0)
@@ -180,4 +206,4 @@ def _told(request: Request) -> str:
     said = f"request {request.number} (prompt {request.body}), sent at {last.sent_s:.2f} s: {last.how} {last.note}"
     if request.verdict() in (Verdict.WRONG, Verdict.DUPLICATED) or last.how == ANSWERED:
         return f"{said}; it heard {last.text!r} where {request.expected!r} was due"
-    return f"{said} after {len(last.text)} of {len(request.expected)} characters"
+    return f"{said} after {len(last.text)} of {len(request.expected or last.text)} characters"

@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.chaos.growth import BOUNDS
 from cluster.chaos.recorder import Request, Verdict
 from cluster.chaos.runner import Outcome
 from cluster.chaos.soak import Soaked
 
-GROWTHS = 12
-"""Of the processes that grew most."""
+GROWTHS = 6
+"""Of everything that may grow, of the processes in which it grew most."""
 
 
 def show(outcomes: list[Outcome], out: Console) -> None:
@@ -69,11 +70,13 @@ def _cells(outcome: Outcome) -> list[str]:
 
 def show_soaked(soaked: Soaked, out: Console) -> None:
     table = Table("process", box=None)
-    for heading in ("pid", "watched s", "MiB", "MiB a minute"):
+    for heading in ("pid", "watched s", "last", "what", "a minute", "allowed"):
         table.add_column(heading, justify="right")
-    for growth in soaked.growths[:GROWTHS]:
-        numbers = (f"{growth.watched_s:.0f}", f"{growth.rss_mib:.0f}", f"{growth.mib_per_minute:+.2f}")
-        table.add_row(escape(growth.title), str(growth.pid), *numbers)
+    for what in BOUNDS:
+        for growth in [growth for growth in soaked.growths if growth.what == what][:GROWTHS]:
+            numbers = (f"{growth.watched_s:.0f}", f"{growth.last:.0f}", what)
+            rate = (f"{growth.per_minute:+.2f}", f"{growth.bound:.2f}")
+            table.add_row(escape(growth.title), str(growth.pid), *numbers, *rate)
     out.print(table, highlight=False, markup=False)
     for failure in soaked.failures:
         out.print(failure, markup=False, highlight=False, soft_wrap=True)

@@ -8,16 +8,15 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
-import psutil
 
+from cluster.chaos.footprint import footprints
+from cluster.chaos.growth import Growth, Watch
 from cluster.chaos.injector import Fired, Injector
 from cluster.chaos.load import Asking, Body, Clients, RunningLoad, draw, undisturbed
 from cluster.chaos.local_site import LocalSite
-from cluster.chaos.memory import Growth, Life, Memory
-from cluster.chaos.recorder import Recorder, Request, Verdict
+from cluster.chaos.recorder import Recorder, Verdict
 from cluster.chaos.runner import AUDIT_S
 from cluster.chaos.scenario import (
     Cut,
@@ -40,7 +39,6 @@ from cluster.chaos.scenario import (
     kind_of,
 )
 from cluster.chaos.site import POLL_S, Site
-from cluster.processes import words_of
 from pronghorn.tasks import Owner
 
 LOAD = Load(
@@ -55,9 +53,8 @@ LOAD = Load(
 SAMPLE_S = 3.0
 WHOLE_S = 180.0
 STOP_GRACE_S = 30.0
-JUDGED_S = 300.0
-"""A process's growth counts where it was watched for so long; before, caches fill."""
-MOST_MIB_PER_MINUTE = 1.0
+FRESH = 2
+"""Clients whose prompts never come again, so that what is cached is driven out."""
 
 NOW = When(s=0.0)
 MENU: tuple[Callable[[random.Random], Fault], ...] = (
@@ -102,10 +99,9 @@ class Soak:
         self._seed = seed
         self._say = say
         self._rng = random.Random(f"{seed}/soak")
-        self._memory = Memory()
+        self._watch = Watch()
         self._recovered_s: list[float] = []
         self._failures: list[str] = []
-        self.requests: list[Request] = []
 
     async def run(self) -> Soaked:
         """Raises ServiceError where the cluster does not even answer undisturbed."""
@@ -114,13 +110,13 @@ class Soak:
         known: dict[Body, str] = {}
         await undisturbed(self._site.url, status.model, bodies, LOAD, known)
         clients = Clients(self._site.url, status.model, LOAD.deadline_s)
-        asking = Asking(clients, Recorder(time.monotonic), LOAD, bodies, known, self._seed)
-        load, injector = RunningLoad(asking, LOAD.streams), Injector(self._site, asking)
+        asking = Asking(clients, Recorder(time.monotonic, forgets=True), LOAD, bodies, known, self._seed)
+        load, injector = RunningLoad(asking, LOAD.streams, fresh=FRESH), Injector(self._site, asking)
         owner = Owner("soak")
         load.start()
         try:
             if isinstance(self._site, LocalSite):
-                owner.start(self._watch(asking.recorder, self._site), "watch memory")
+                owner.start(self._look(asking.recorder, self._site), "watch what it takes")
             await self._strike_on(asking.recorder, injector)
             await load.end()
         finally:
@@ -128,7 +124,6 @@ class Soak:
             await owner.stop(STOP_GRACE_S)
             await clients.close()
         self._say("looking for what is left over")
-        self.requests = asking.recorder.requests
         return self.came_to(asking.recorder, injector, await self._site.leftovers(AUDIT_S))
 
     async def _strike_on(self, recorder: Recorder, injector: Injector) -> None:
@@ -155,9 +150,10 @@ class Soak:
             self._recovered_s.append(recorder.since_s() - over_s)
             due_s = max(due_s + self._every_s, recorder.since_s())
 
-    async def _watch(self, recorder: Recorder, site: LocalSite) -> None:
+    async def _look(self, recorder: Recorder, site: LocalSite) -> None:
         while True:
-            self._memory.see(recorder.since_s(), await asyncio.to_thread(_sizes, site))
+            taken = await footprints(site)
+            self._watch.see(recorder.since_s(), taken)
             await asyncio.sleep(SAMPLE_S)
 
     def came_to(self, recorder: Recorder, injector: Injector, left: list[str]) -> Soaked:
@@ -166,12 +162,13 @@ class Soak:
         for verdict in (Verdict.LOST, Verdict.DUPLICATED, Verdict.WRONG):
             if count := requests.get(verdict, 0):
                 failures += [f"{count} requests were {verdict.value}", *recorder.told(verdict)]
-        growths = self._memory.growths()
+        growths = self._watch.growths()
         failures += [f"left over: {one}" for one in left]
         failures += [
-            f"{growth.title}, pid {growth.pid}, grew by {growth.mib_per_minute:.2f} MiB a minute"
+            f"{growth.title}, pid {growth.pid}, grew by {growth.per_minute:.2f} {growth.what} a minute, "
+            f"{growth.bound:.2f} are allowed"
             for growth in growths
-            if growth.watched_s >= JUDGED_S and growth.mib_per_minute > MOST_MIB_PER_MINUTE
+            if growth.is_clear
         ]
         return Soaked(
             seed=self._seed,
@@ -184,12 +181,3 @@ class Soak:
             growths=growths,
             failures=failures,
         )
-
-
-def _sizes(site: LocalSite) -> list[tuple[Life, str, int]]:
-    found = []
-    for process in site.of_run():
-        with suppress(psutil.Error):
-            title = " ".join(words_of(process))[:60] or process.name()
-            found.append((Life(process.pid, process.create_time()), title, process.memory_info().rss))
-    return found

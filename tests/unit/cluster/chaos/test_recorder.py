@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from cluster.chaos.recorder import ANSWERED, BROKEN, LATE, LEFT, Recorder, Request, Verdict, unlikeness
+from cluster.chaos.recorder import ANSWERED, BROKEN, LATE, LEFT, MOST_KEPT, Recorder, Request, Verdict, unlikeness
 
 TEXT = "one two three four five"
 
@@ -107,3 +107,37 @@ def test_what_went_wrong_is_told_with_both_texts() -> None:
     recorder.end_try(one, ANSWERED)
     [told] = recorder.told(Verdict.WRONG)
     assert "prompt 7" in told and "'eins'" in told and repr(TEXT) in told
+
+
+def test_of_a_load_without_an_end_only_what_went_wrong_is_kept_and_no_more_of_it_than_is_told() -> None:
+    recorder = Recorder(lambda: 0.0, forgets=True)
+
+    def ended(text: str, how: str, extra: bool = False) -> None:
+        request = recorder.open(0, TEXT, extra)
+        one = recorder.sent(request)
+        recorder.heard(one, text)
+        recorder.end_try(one, how)
+        recorder.end(request)
+
+    for _ in range(1000):
+        ended(TEXT, ANSWERED)
+        ended("one", LEFT, extra=True)
+    running = recorder.open(0, TEXT)
+    assert recorder.requests == [running] and running.number == 2000
+    for _ in range(2 * MOST_KEPT):
+        ended("eins", ANSWERED)
+    assert len(recorder.requests) == 1 + MOST_KEPT
+    assert recorder.verdicts(extra=False) == {
+        Verdict.ANSWERED: 1000, Verdict.WRONG: 2 * MOST_KEPT, Verdict.LOST: 1
+    }  # fmt: skip
+    assert recorder.verdicts(extra=True) == {Verdict.LEFT: 1000}
+    assert len(recorder.told(Verdict.WRONG)) == 3
+
+
+def test_of_what_nobody_knows_any_text_is_right() -> None:
+    recorder = Recorder(lambda: 0.0)
+    request = recorder.open(0, None)
+    one = recorder.sent(request)
+    recorder.heard(one, "whatever")
+    recorder.end_try(one, ANSWERED)
+    assert request.verdict() is Verdict.ANSWERED

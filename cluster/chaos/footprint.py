@@ -1,0 +1,64 @@
+"""What the processes of a cluster on this machine take now, and what this one takes that watches them.
+
+The operating system tells memory, threads and descriptors; whoever has an operations port tells its tasks, and an
+orchestrator the size of its index; Redis tells its rows. Whoever does not answer is left out of that sample.
+"""
+
+import asyncio
+import re
+from contextlib import suppress
+
+import httpx
+import psutil
+
+from cluster.chaos.growth import MIB, Life, Taken
+from cluster.chaos.local_site import LocalSite
+from cluster.processes import words_of
+from pronghorn.errors import Unavailable
+
+SAMPLE = re.compile(r"^pronghorn:(block_index_bytes|held)\{([^}]*)\} (\S+)$", re.MULTILINE)
+TITLE = 60
+
+
+async def footprints(site: LocalSite) -> list[Taken]:
+    found = await asyncio.to_thread(of_system, site)
+    told = await _told(site)
+    return [Taken(life, title, {**amounts, **told.get(life.pid, {})}) for life, title, amounts in found]
+
+
+def of_system(site: LocalSite) -> list[Taken]:
+    found = []
+    for process in (*site.of_run(), psutil.Process()):
+        with suppress(psutil.Error), process.oneshot():
+            words = words_of(process)
+            title = words[words.index("-m") + 1] if "-m" in words[:-1] else " ".join(words)[:TITLE] or process.name()
+            amounts = {
+                "MiB": process.memory_info().rss / MIB,
+                "threads": float(process.num_threads()),
+                "descriptors": float(process.num_fds()),
+            }
+            found.append(Taken(Life(process.pid, process.create_time()), title, amounts))
+    return found
+
+
+async def _told(site: LocalSite) -> dict[int, dict[str, float]]:
+    """By pid."""
+    found: dict[int, dict[str, float]] = {}
+    with suppress(Unavailable):
+        found[site.redis_pid()] = {"rows": float(await site.redis_keys())}
+    with suppress(Unavailable):
+        for pid, address in await site.operations():
+            with suppress(httpx.HTTPError):
+                found[pid] = amounts((await site.http.get(f"http://{address}/metrics")).text)
+    return found
+
+
+def amounts(metrics: str) -> dict[str, float]:
+    """Of a process's metrics, in Prometheus's text format."""
+    found: dict[str, float] = {}
+    for name, labels, value in SAMPLE.findall(metrics):
+        if name == "block_index_bytes":
+            found["index KiB"] = found.get("index KiB", 0.0) + float(value) / 1024
+        elif 'kind="task"' in labels:
+            found["tasks"] = found.get("tasks", 0.0) + float(value)
+    return found
