@@ -117,6 +117,8 @@ class Recorder:
     def __post_init__(self) -> None:
         self._began_s = self.now_s()
         self._waiting: list[tuple[Callable[[], bool], asyncio.Event]] = []
+        self.errors: Counter[str] = Counter()
+        """By the code that ended the request's last try."""
         self._opened = self._kept = 0
         self._forgotten: Counter[tuple[bool, Verdict]] = Counter()
 
@@ -144,12 +146,14 @@ class Recorder:
 
     def end(self, request: Request) -> None:
         self.ended += 1
+        verdict = request.verdict()
+        if verdict is Verdict.ERROR:
+            self.errors[request.tries[-1].how] += 1
         if self.forgets:
-            self._forget(request)
+            self._forget(request, verdict)
         self._tell()
 
-    def _forget(self, request: Request) -> None:
-        verdict = request.verdict()
+    def _forget(self, request: Request, verdict: Verdict) -> None:
         if verdict not in GOOD and self._kept < MOST_KEPT:
             self._kept += 1
             return

@@ -84,7 +84,8 @@ def show_soaked(soaked: Soaked, out: Console) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(f.kind for f in soaked.fired).items()))
     slowest_s = max(soaked.recovered_s, default=0.0)
     out.print(f"{soaked.minutes:.1f} minutes, {len(soaked.fired)} faults ({kinds})", highlight=False)
-    out.print(f"requests: {ended}; {soaked.pieces} pieces", highlight=False)
+    errors = f" ({', '.join(f'{n} {code}' for code, n in sorted(soaked.errors.items()))})" if soaked.errors else ""
+    out.print(f"requests: {ended}{errors}; {soaked.pieces} pieces", highlight=False)
     verdict = f"{len(soaked.failures)} failures" if soaked.failures else "nothing lost, duplicated, wrong or left over"
     out.print(f"{verdict}; whole {slowest_s:.1f} s after a fault at the latest; seed {soaked.seed}", highlight=False)
 

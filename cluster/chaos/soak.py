@@ -83,6 +83,8 @@ class Soaked(msgspec.Struct, kw_only=True):
     minutes: float
     fired: list[Fired]
     requests: dict[Verdict, int]
+    errors: dict[str, int]
+    """By their code."""
     pieces: int
     leftovers: list[str]
     recovered_s: list[float]
@@ -175,6 +177,7 @@ class Soak:
             minutes=recorder.since_s() / 60,
             fired=injector.fired,
             requests=requests,
+            errors=dict(recorder.errors),
             pieces=recorder.pieces,
             leftovers=left,
             recovered_s=self._recovered_s,

@@ -14,7 +14,7 @@ from tests.fakes.running_cluster import CommandLine, RunningCluster, end, start
 from tests.fakes.storm import Storm
 from tests.fakes.streams import streams
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]  # test_soak plays the same under more faults
 
 DEADLINE_S = 60.0
 REQUESTS = 200
@@ -67,7 +67,6 @@ def test_every_node_takes_part(cluster: RunningCluster) -> None:
     assert_at_rest(cluster)
 
 
-@pytest.mark.chaos  # for its time; the suite kills a prefill node under such a storm
 def test_every_request_ends_though_nodes_of_both_kinds_are_killed(cluster: RunningCluster) -> None:
     ended = rage(cluster, REQUESTS, {REQUESTS // 3: "prefill", 2 * REQUESTS // 3: "decode"})
     assert sum(ended.values()) == REQUESTS

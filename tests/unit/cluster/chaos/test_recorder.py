@@ -141,3 +141,14 @@ def test_of_what_nobody_knows_any_text_is_right() -> None:
     recorder.heard(one, "whatever")
     recorder.end_try(one, ANSWERED)
     assert request.verdict() is Verdict.ANSWERED
+
+
+def test_errors_are_counted_by_their_code() -> None:
+    recorder = Recorder(lambda: 0.0, forgets=True)
+    for how in (BROKEN, "node_lost", "node_lost", ANSWERED):
+        request = recorder.open(0, TEXT)
+        one = recorder.sent(request)
+        recorder.heard(one, TEXT if how == ANSWERED else "one")
+        recorder.end_try(one, how)
+        recorder.end(request)
+    assert recorder.errors == {"node_lost": 2}
