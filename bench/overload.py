@@ -47,8 +47,10 @@ NEW_LOG, NEW_SPREAD, NEW_LIMITS = 3.0, 0.3, (4, 64)
 VOCABULARY = range(100, 40_000)
 URGENT = -1
 WARM_S, CAPACITY_S = 12.0, 40.0
-CLIENTS = 24
+CLIENTS = 16
 """Of the measure of capacity: more than its nodes have room for without a queue."""
+AGAIN_S = 1.0
+"""After which a client of that measure that was refused asks again: at once it would be a load of its own."""
 ALONE_S = 60.0
 """At most; fewer urgent requests are compared where this is over before."""
 TIMES = 4.0
@@ -135,6 +137,8 @@ async def closed(client: Client, asking: Iterator[Asked], clients: int, for_s: f
     async def one() -> None:
         while time.monotonic() < until_s:
             heard.append(await client.ask(next(asking)))
+            if not heard[-1].whole:
+                await asyncio.sleep(AGAIN_S)
 
     await asyncio.gather(*(one() for _ in range(clients)))
     return heard
@@ -355,7 +359,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180.0, help="of overload (default: 180)")
     parser.add_argument("--urgent", type=float, default=0.03, help="share of urgent requests (default: 0.03)")
-    parser.add_argument("--chunk-tokens", type=int, default=64, help="of the engines (default: 64)")
+    parser.add_argument("--chunk-tokens", type=int, default=32, help="of the engines (default: 32)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     async with own_cluster([f"--chunk-tokens={options.chunk_tokens}"]) as site:
