@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := $(VENV)/.clients-installed
 ARGS ?=
+WORKERS ?= 2
 # Clients leave sockets to the garbage collector, and whichever test it runs in is not the one at fault.
 LEFT := -W ignore::pytest.PytestUnraisableExceptionWarning
 
@@ -32,8 +33,8 @@ run: $(STAMP) ## start the cluster with the default model (ARGS="--decode 2" for
 down: $(STAMP) ## end a cluster that was started with --detach, or what is left of one
 	@$(BIN)/pronghorn down $(ARGS)
 
-test: $(STAMP) ## the default suite, with one real cluster
-	$(BIN)/python -m pytest --ignore=tests/more --ignore=tests/clients $(ARGS)
+test: $(STAMP) ## the default suite, with one real cluster (WORKERS=1 for one thing at a time)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore=tests/more --ignore=tests/clients $(ARGS)
 
 test-more: $(STAMP) $(CLIENTS) ## the longer tests, and a cluster driven by clients that nobody here wrote
 	$(BIN)/python -m pytest tests/clients/test_schemathesis.py $(ARGS)

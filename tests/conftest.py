@@ -8,6 +8,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+WITH_RAY = TESTS / "integration" / "cluster"
 
 # `tests.fakes` is imported by name; with import mode `importlib` nothing else puts the root there.
 if str(ROOT) not in sys.path:
@@ -19,6 +20,14 @@ def _refuse(what: str, instead: str) -> object:
         raise AssertionError(f"a test under tests/unit {what}; {instead}")
 
     return refused
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay in one process where the suite runs in several: those of a file, and all those that start Ray,
+    so that there is one real cluster, and one thing at a time is done to it."""
+    for item in items:
+        group = "ray" if WITH_RAY in item.path.parents else str(item.path.relative_to(ROOT))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
