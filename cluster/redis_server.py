@@ -48,14 +48,18 @@ class RedisServer:
         self._data_dir = data_dir
         self._environ = environ
         self._binary = binary or find_binary()
-        self._password = secrets.token_urlsafe(24)
+        self.password = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self.port = 0
 
     @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"redis://:{self._password}@{HOST}:{self.port}/0"
+        return f"redis://:{self.password}@{self.address}/0"
 
     def start(self) -> None:
         """Raises ConfigurationError with the server's own last words where it does not come up."""
@@ -123,7 +127,7 @@ class RedisServer:
             (
                 f"bind {HOST}",
                 f"port {self.port}",
-                f"requirepass {self._password}",
+                f"requirepass {self.password}",
                 f'dir "{self._data_dir}"',
                 "appendonly yes",
                 "appendfsync everysec",

@@ -7,19 +7,19 @@ over. Clean means: everybody answers, holds nothing for a request, and no two of
 
 import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
 from cluster import processes
 from cluster.ledger_audit import Leftover, Look, Registered, lasting, leftovers
-from cluster.run_folder import Run, RunFolder
+from cluster.run_folder import RunFolder
 from kvcache.redis_registry import RedisRegistry
 from kvcache.registry import NodeRecord, NodeRegistry, OrchestratorRecord
 from pronghorn.errors import ConfigurationError
@@ -45,7 +45,8 @@ def verify(folder: RunFolder, wait_s: float) -> Report:
     if run is None or state is None or state.redis_url is None:
         raise ConfigurationError(f"no cluster {folder.name!r} is ready on this machine")
     registry = RedisRegistry(state.redis_url, run.config.service.key_prefix)
-    return asyncio.run(audit(registry, partial(replicas_of, run), wait_s))
+    temp_dir = Path(run.temp_dir)
+    return asyncio.run(audit(registry, lambda: replicas_of(processes.of_run(run.run_id, temp_dir)), wait_s))
 
 
 async def audit(registry: NodeRegistry, replicas: Callable[[], dict[int, str]], wait_s: float) -> Report:
@@ -100,10 +101,10 @@ async def _ask(row: NodeRecord | OrchestratorRecord, client: httpx.AsyncClient) 
     return replace(unasked, ledger=ledger, problem="")
 
 
-def replicas_of(run: Run) -> dict[int, str]:
-    """Of this run, on this machine. One that is being started has no row yet; it is left over until it has."""
+def replicas_of(living: Iterable[psutil.Process]) -> dict[int, str]:
+    """Pids and titles, on this machine. One that is being started has no row yet; it is left over until it has."""
     found = {}
-    for process in processes.of_run(run.run_id, Path(run.temp_dir)):
+    for process in living:
         words = processes.words_of(process)
         title = next((word for word in words if REPLICA_TITLE in word), None)
         if title is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from pronghorn.errors import ConfigurationError
 
@@ -10,11 +11,12 @@ END_S = 240.0
 """What a command is left that is told to end: one that starts a cluster ends it first."""
 
 
-async def pronghorn(limit_s: float, *arguments: str) -> None:
-    """Raises ConfigurationError with what it said, where it fails or does not end. Cancelled, it ends the command."""
+async def pronghorn(limit_s: float, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    """`environ`: another than our own. Raises ConfigurationError with what it said, where it fails or does not end.
+    Cancelled, it ends the command."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "cluster.cli", *arguments,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        sys.executable, "-P", "-m", "cluster.cli", *arguments, start_new_session=True, env=environ,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         async with asyncio.timeout(limit_s):

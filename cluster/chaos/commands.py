@@ -61,7 +61,7 @@ def run(
         Path | None, typer.Option(help="A file that each request's timeline is added to, as a JSON line.")
     ] = None,
 ) -> None:
-    """Run scenarios, one after another, on one cluster."""
+    """Run scenarios, one after another on one cluster, where they can share it."""
     chosen = [*(library() if all_of_them else []), *(find(name) for name in scenarios or [])]
     if not chosen:
         raise ConfigurationError("say which scenario, or --all; `pronghorn chaos list` names them")
@@ -99,6 +99,13 @@ async def _soak(target: str | None, minutes: float, every_s: float, seed: int) -
 
 
 async def _run(
+    chosen: list[Scenario], target: str | None, seed: int, timelines: Path | None, outcomes: list[Outcome]
+) -> None:
+    for together in by_cluster(chosen) if target is None else [chosen]:
+        await _run_together(together, target, seed, timelines, outcomes)
+
+
+async def _run_together(
     chosen: list[Scenario], target: str | None, seed: int, timelines: Path | None, outcomes: list[Outcome]
 ) -> None:
     left = list(chosen)
@@ -171,6 +178,13 @@ def find(name: str) -> Scenario:
     if name not in known:
         raise ConfigurationError(f"{name!r} is neither a file nor a known scenario{nearest(name, known)}")
     return known[name]
+
+
+def by_cluster(chosen: list[Scenario]) -> list[list[Scenario]]:
+    """Those that can share a cluster of ours: links are cut on one machine, and several are another Ray."""
+    several = [scenario for scenario in chosen if scenario.cluster.machines > 1]
+    alone = [scenario for scenario in chosen if scenario.cluster.machines == 1]
+    return [together for together in (alone, several) if together]
 
 
 def largest(chosen: list[Scenario]) -> Cluster:

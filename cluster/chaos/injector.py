@@ -32,9 +32,11 @@ from cluster.chaos.scenario import (
     Flip,
     ForgetPrefixes,
     Garbage,
+    GcsKill,
     Kill,
     LeaveStorm,
     Overload,
+    RayletKill,
     Redeploy,
     RedisFlush,
     RedisKill,
@@ -75,6 +77,10 @@ class Fired(msgspec.Struct):
     """When it was undone, where it lasted."""
     noticed_s: float | None = None
     """When the cluster first said that this life is not healthy, or did not name it any more."""
+
+    @property
+    def lasted_s(self) -> float:
+        return (self.at_s if self.ended_s is None else self.ended_s) - self.at_s
 
     @property
     def is_of_node(self) -> bool:
@@ -150,6 +156,10 @@ class Injector:
                 await self._pause(fault, "redis", self._site.redis_pid(), fault.for_s)
             case RedisFlush():
                 self._proof(fault, "redis", f"{await self._site.flush_redis()} keys were there, and were dropped")
+            case RayletKill():
+                await self._kill_raylet(fault)
+            case GcsKill():
+                await self._kill_gcs(fault)
 
     # --- whom ---
 
@@ -236,6 +246,32 @@ class Injector:
                 os.kill(pid, signal.SIGCONT)
             if fired is not None:
                 fired.ended_s = self._recorder.since_s()
+
+    # --- Ray ---
+
+    async def _kill_raylet(self, fault: RayletKill) -> None:
+        [one] = await self._victims(fault.node, 1)
+        raylet = self._site.raylet(one)
+        for role in ("prefill", "decode", "orchestrator"):
+            self.gone |= {p.incarnation for p in await self._site.processes(role) if p.host == one.host}
+        fired = await self._signal(fault, one, raylet.pid, signal.SIGKILL)
+        await asyncio.sleep(fault.another_after_s)
+        joined = await self._site.add_machine()
+        fired.ended_s = self._recorder.since_s()
+        fired.seen = f"the raylet at {one.host} had {fired.seen}, and {joined} joined after {fired.lasted_s:.1f} s"
+
+    async def _kill_gcs(self, fault: GcsKill) -> None:
+        gcs = self._site.gcs
+        fired: Fired | None = None
+        try:
+            fired = await self._signal(fault, "gcs", gcs.unwatched().pid, signal.SIGKILL)
+            await asyncio.sleep(fault.for_s)
+        finally:
+            if fired is not None:
+                gcs.start()
+        await asyncio.to_thread(gcs.wait_until_it_answers)
+        fired.ended_s = self._recorder.since_s()
+        fired.seen += f", and answered again after {fired.lasted_s:.1f} s"
 
     # --- links ---
 

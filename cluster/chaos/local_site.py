@@ -4,8 +4,8 @@ Only a process that belongs to the run is ever struck; the registry tells its li
 ours. Links are ours where the cluster was started behind `links.py`.
 """
 
+import asyncio
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,8 +16,10 @@ from redis.exceptions import RedisError
 from cluster import processes, verify_ledger
 from cluster.chaos.command_line import pronghorn
 from cluster.chaos.cut_proxy import CutProxy
+from cluster.chaos.gcs import GcsServer
 from cluster.chaos.links import Links
-from cluster.chaos.scenario import Cluster, Fault, LinkFault, RedisFlush, RedisKill, RedisPause, kind_of
+from cluster.chaos.machines import RayCluster
+from cluster.chaos.scenario import Cluster, Fault, LinkFault, RayFault, RedisFlush, RedisKill, RedisPause, kind_of
 from cluster.chaos.site import Process, Site
 from cluster.run_folder import Run, RunFolder, RunState, names
 from kvcache.redis_registry import RedisRegistry
@@ -46,12 +48,13 @@ def _same(one: str, other: str) -> bool:
 
 
 class LocalSite(Site):
-    def __init__(self, run: Run, state: RunState, links: Links | None = None) -> None:
+    def __init__(self, run: Run, state: RunState, links: Links | None = None, ray: RayCluster | None = None) -> None:
         assert state.url is not None and state.redis_url is not None
         super().__init__(state.url)
         self._run = run
         self._redis_url = state.redis_url
         self._links = links
+        self._ray = ray
         self._registry = self._new_registry()
 
     def _new_registry(self) -> RedisRegistry:
@@ -66,6 +69,8 @@ class LocalSite(Site):
     def refusal(self, fault: Fault) -> str | None:
         if isinstance(fault, LinkFault) and self._links is None:
             return f"{kind_of(fault)} needs links that pass through a proxy of ours: leave out --target"
+        if isinstance(fault, RayFault) and self._ray is None:
+            return f"{kind_of(fault)} needs a Ray cluster of machines of ours: leave out --target"
         needs_server = isinstance(fault, RedisKill | RedisPause)
         if needs_server and self._redis_server() is None:
             return f"{kind_of(fault)} needs a Redis that the cluster started by itself"
@@ -75,7 +80,8 @@ class LocalSite(Site):
 
     async def size(self) -> Cluster:
         there = len(await self._registry.orchestrators.list())
-        return msgspec.structs.replace(await super().size(), orchestrators=there)
+        machines = 1 if self._ray is None else len(await asyncio.to_thread(self._ray.addresses))
+        return msgspec.structs.replace(await super().size(), orchestrators=there, machines=machines)
 
     async def processes(self, role: str) -> list[Process]:
         if role == "orchestrator":
@@ -108,7 +114,9 @@ class LocalSite(Site):
     def _ours(self, pid: int | None) -> int | None:
         """`pid`, where it belongs to the run."""
         try:
-            ours = pid is not None and processes.belongs(psutil.Process(pid), self._run.run_id, self.temp_dir)
+            ours = pid is not None and any(
+                processes.belongs(psutil.Process(pid), run_id, temp_dir) for run_id, temp_dir in self._runs
+            )
         except psutil.Error:
             ours = False
         return pid if ours else None
@@ -117,8 +125,14 @@ class LocalSite(Site):
     def temp_dir(self) -> Path:
         return Path(self._run.temp_dir)
 
+    @property
+    def _runs(self) -> list[tuple[str, Path]]:
+        own = (self._run.run_id, self.temp_dir)
+        return [own] if self._ray is None else [own, (self._ray.run_id, self._ray.temp_dir)]
+
     def of_run(self) -> list[psutil.Process]:
-        return processes.of_run(self._run.run_id, self.temp_dir)
+        """Ray's as well, where it was started for it."""
+        return [process for run_id, temp_dir in self._runs for process in processes.of_run(run_id, temp_dir)]
 
     def link(self, process: Process) -> CutProxy:
         if self._links is None or process.address is None:
@@ -126,7 +140,7 @@ class LocalSite(Site):
         return self._links.before(process.address)
 
     def _redis_server(self) -> psutil.Process | None:
-        return next((process for process in self.of_run() if _name(process) in REDIS_NAMES), None)
+        return next((process for process in processes.of_run(*self._runs[0]) if _name(process) in REDIS_NAMES), None)
 
     def redis_pid(self) -> int:
         server = self._redis_server()
@@ -134,8 +148,19 @@ class LocalSite(Site):
             raise Unavailable("the cluster's Redis does not run now")
         return server.pid
 
+    def raylet(self, node: Process) -> psutil.Process:
+        return super().raylet(node) if self._ray is None else self._ray.raylet(node.host)
+
+    async def add_machine(self) -> str:
+        return await (super().add_machine() if self._ray is None else asyncio.to_thread(self._ray.add_machine))
+
+    @property
+    def gcs(self) -> GcsServer:
+        return super().gcs if self._ray is None else self._ray.gcs
+
     async def command(self, *arguments: str) -> None:
-        await pronghorn(COMMAND_S, *arguments, "--name", self._run.config.name)
+        own = None if self._ray is None else self._ray.client_environ
+        await pronghorn(COMMAND_S, *arguments, "--name", self._run.config.name, environ=own)
 
     async def flush_redis(self) -> int:
         redis = Redis.from_url(self._redis_url, socket_timeout=REDIS_TIMEOUT_S)
@@ -189,8 +214,9 @@ class LocalSite(Site):
 
     async def leftovers(self, wait_s: float) -> list[str]:
         """As `pronghorn verify ledger` finds them."""
-        title_of = partial(verify_ledger.replicas_of, self._run)
-        report = await verify_ledger.audit(self._new_registry(), title_of, wait_s)
+        report = await verify_ledger.audit(
+            self._new_registry(), lambda: verify_ledger.replicas_of(self.of_run()), wait_s
+        )
         left = [str(leftover) for leftover in report.leftovers]
         return left or ([] if report.at_rest else [f"not at rest after {report.looks} looks"])
 

@@ -243,7 +243,7 @@ def shortage(wanted: Cluster, there: Cluster) -> str | None:
     for pool in Cluster.__struct_fields__:
         least, has = getattr(wanted, pool), getattr(there, pool)
         if has < least:
-            nodes = pool if pool == "orchestrators" else f"{pool} nodes"
+            nodes = pool if pool in ("orchestrators", "machines") else f"{pool} nodes"
             return f"it needs {least} {nodes}, and the cluster has {has}"
     return None
 

@@ -34,6 +34,8 @@ class Cluster(Struct, frozen=True):
     prefill: Count = 1
     decode: Count = 1
     orchestrators: Count = 1
+    machines: Annotated[int, Meta(ge=1, le=16)] = 1
+    """Of Ray. Where there are several, orchestrators run on the head and nodes elsewhere, one of a pool on each."""
 
 
 class Load(Struct, frozen=True):
@@ -191,12 +193,27 @@ class RedisFlush(_Fault, frozen=True):
     """FLUSHALL."""
 
 
+class RayletKill(_Fault, frozen=True):
+    """The machine of a node is lost: SIGKILL to its raylet, with which everything ends that Ray started there. Another
+    machine joins later."""
+
+    node: Pool
+    another_after_s: Seconds = 5.0
+
+
+class GcsKill(_Fault, frozen=True):
+    """SIGKILL to Ray's GCS, which is started again later, with the state that it had."""
+
+    for_s: Seconds
+
+
 Fault = (
     Kill | Stop | Cut | BlackHole | Reset | Delay | Slow | Flip | Drain | Redeploy | Scale | LeaveStorm | Overload
-    | Garbage | ForgetPrefixes | RedisKill | RedisPause | RedisFlush
+    | Garbage | ForgetPrefixes | RedisKill | RedisPause | RedisFlush | RayletKill | GcsKill
 )  # fmt: skip
 LinkFault = Cut | BlackHole | Reset | Delay | Slow | Flip
-SignalFault = Kill | Stop | RedisKill | RedisPause
+RayFault = RayletKill | GcsKill
+SignalFault = Kill | Stop | RedisKill | RedisPause | RayletKill | GcsKill
 CommandFault = Redeploy | Scale
 
 KINDS: dict[str, type[Fault]] = {
@@ -204,6 +221,7 @@ KINDS: dict[str, type[Fault]] = {
     "flip": Flip, "drain": Drain, "redeploy": Redeploy, "scale": Scale,
     "leave-storm": LeaveStorm, "overload": Overload, "garbage": Garbage, "forget-prefixes": ForgetPrefixes,
     "redis-kill": RedisKill, "redis-pause": RedisPause, "redis-flush": RedisFlush,
+    "raylet-kill": RayletKill, "gcs-kill": GcsKill,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -218,7 +236,6 @@ def aim_of(fault: Fault) -> str:
 
 
 NEEDS = {
-    "several machines": "all processes of this cluster are on one machine: with its raylet everything ends",
     "lost packets": "this needs netem or iptables, and a network namespace that is the cluster's own",
     "another clock": "one machine has one clock",
     "a memory cgroup": "the processes of this cluster share the machine's memory",
@@ -226,7 +243,7 @@ NEEDS = {
     "Kubernetes": "there is none here",
 }
 """What a scenario may need that no cluster has which this harness knows, and why."""
-Need = Literal["several machines", "lost packets", "another clock", "a memory cgroup", "a full disk", "Kubernetes"]
+Need = Literal["lost packets", "another clock", "a memory cgroup", "a full disk", "Kubernetes"]
 
 
 class Checks(Struct, frozen=True):
@@ -314,12 +331,18 @@ def _fault(item: Any, place: str) -> Fault:
 
 def _together(scenario: Scenario) -> Iterator[Problem]:
     """Of values that are right by themselves."""
+    machines = scenario.cluster.machines
+    for pool in ("prefill", "decode") if machines > 1 else ():
+        if (nodes := getattr(scenario.cluster, pool)) > machines - 1:
+            yield wrong(f"cluster.{pool}", nodes, f"at most {machines - 1}: cluster.machines without the head")
     for number, fault in enumerate(scenario.faults):
         place = f"faults[{number}]"
         if len(fault.at.given) != 1:
             yield wrong(f"{place}.at", fault.at.given, "exactly one of s, pieces, ended, link_bytes")
         if fault.at.link_bytes is not None and aim_node(fault) is None:
             yield wrong(f"{place}.at.link_bytes", fault.at.link_bytes, "absent: the fault is aimed at no node")
+        if isinstance(fault, RayFault) and machines == 1:
+            yield wrong("cluster.machines", machines, f"at least 2 for {kind_of(fault)}")
         if isinstance(fault, Kill | Stop):
             pool = "orchestrators" if fault.process == "orchestrator" else fault.process.removesuffix("-engine")
             there = 1 if pool == "edge" else getattr(scenario.cluster, pool)

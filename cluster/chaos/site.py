@@ -11,8 +11,10 @@ from contextlib import suppress
 
 import httpx
 import msgspec
+import psutil
 
 from cluster.chaos.cut_proxy import CutProxy
+from cluster.chaos.gcs import GcsServer
 from cluster.chaos.scenario import Cluster, CommandFault, Fault, LinkFault, RedisFlush, SignalFault, kind_of
 from cluster.status import ModelStatus
 from pipelines.types.frames import NodeReport
@@ -54,6 +56,10 @@ class Process(msgspec.Struct, frozen=True):
     incarnation: Incarnation
     address: str | None
     pid: int | None
+
+    @property
+    def host(self) -> str:
+        return (self.address or "").rpartition(":")[0]
 
 
 class Site:
@@ -122,6 +128,18 @@ class Site:
 
     def redis_pid(self) -> int:
         raise Unavailable("the Redis of this cluster is not on this machine")
+
+    def raylet(self, node: Process) -> psutil.Process:
+        """Of the machine that it runs on."""
+        raise Unavailable(f"the machine of {node.name} is not ours")
+
+    async def add_machine(self) -> str:
+        """Its address, once Ray runs there. Raises ConfigurationError where it does not come up."""
+        raise Unavailable("the machines of this cluster are not ours")
+
+    @property
+    def gcs(self) -> GcsServer:
+        raise Unavailable("the GCS of this cluster is not ours")
 
     async def command(self, *arguments: str) -> None:
         """A command of `pronghorn` about this cluster. Raises ConfigurationError with what it says."""

@@ -56,6 +56,7 @@ SCENARIOS = {
     "decode-killed-at-first-tokens": "F1 P9",
     "decode-stopped": "F2 P10",
     "drain-decode": "F3 P10",
+    "gcs-killed": "F13 P10",
     "link-slow": "F7 P6",
     "orchestrator-killed": "F12 P10",
     "overload": "F19 P10",
@@ -74,7 +75,7 @@ SCENARIOS = {
 
 WHY_NOT = {
     "F9": "no block is on its way then",
-    "F13": "not played yet: the simulator has no Ray, and a local Ray keeps no state outside its head",
+    "F13": "no phase of its own: nothing of a request passes through Ray",
 }
 """Of a fault's cells that nothing plays."""
 

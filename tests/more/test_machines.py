@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from cluster import config
+from cluster.chaos.machines import RayCluster, machines
 from cluster.ports import free_port
 from cluster.redis_server import RedisServer
-from tests.fakes.ray_cluster import RayCluster, machines
 from tests.fakes.running_cluster import ROOT, CommandLine, end, start
 from tests.fakes.steady_load import PROMPTS, steady_load
 from tests.fakes.tiny_model_folder import write_tiny_model
@@ -84,9 +84,9 @@ def place(pronghorn: CommandLine) -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="pv-", dir="/tmp") as folder:
         redis = RedisServer(Path(folder), config.environment())
         redis.start()
-        environ = {config.REDIS_VARIABLE: redis.url}
+        environ = {config.REDIS_VARIABLE: redis.url, "PYTHONPATH": str(ROOT)}
         try:
-            with machines("three", (0, 0, 0), ROOT, settings=environ, dashboard=True) as ray:
+            with machines("three", (0, 0, 0), environ, dashboard=True) as ray:
                 token = {name: value for name, value in ray.environ.items() if name.startswith("RAY_AUTH")}
                 model = write_tiny_model(pronghorn.home / "tiny")
                 options = [f"--address={ray.address}", f"--redis-url={redis.url}", f"--model={model}", HEAD_ONLY]

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from cluster import processes
-from tests.fakes.ray_cluster import RayCluster, machines
+from cluster.chaos.machines import RayCluster, machines
 from tests.fakes.running_cluster import ROOT, CommandLine, RunningCluster, Traces, end, start
 from tests.fakes.storm import MODEL
 from tests.fakes.tiny_model_folder import write_tiny_model
@@ -45,7 +45,7 @@ def test_decode_nodes_alone_behind_serves_own_proxy(pronghorn: CommandLine) -> N
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[RayCluster]:
-    with machines("joined", gpus=(1, 1), root=ROOT) as running:
+    with machines("joined", gpus=(1, 1), settings={"PYTHONPATH": str(ROOT)}) as running:
         yield running
 
 

@@ -13,7 +13,21 @@ from cluster.chaos.cut_proxy import CutProxy, cut_proxy
 from cluster.chaos.injector import Injector
 from cluster.chaos.load import Asking, Body, Clients
 from cluster.chaos.recorder import Recorder
-from cluster.chaos.scenario import BlackHole, Cut, Fault, Flip, Kill, Load, RedisPause, Reset, Slow, Stop, When
+from cluster.chaos.scenario import (
+    BlackHole,
+    Cut,
+    Fault,
+    Flip,
+    GcsKill,
+    Kill,
+    Load,
+    RayletKill,
+    RedisPause,
+    Reset,
+    Slow,
+    Stop,
+    When,
+)
 from cluster.chaos.site import Process, Site
 
 NOW = When(s=0.0)
@@ -85,13 +99,35 @@ async def test_what_is_stopped_goes_on_though_the_scenario_is_given_up(sleeper: 
         assert sleeper.status() != psutil.STATUS_STOPPED
 
 
+class OneMachine(OneNode):
+    """A raylet that a test names, and a machine that joins."""
+
+    def raylet(self, node: Process) -> psutil.Process:
+        return psutil.Process(self._pid)
+
+    async def add_machine(self) -> str:
+        return "127.0.0.9"
+
+
+async def test_with_a_raylet_every_life_on_its_machine_is_over_and_another_machine_joins(
+    sleeper: psutil.Process,
+) -> None:
+    async with injector(OneMachine(sleeper.pid)) as doing:
+        await doing.do(RayletKill(at=NOW, node="decode", another_after_s=0.01))
+    [fired] = doing.fired
+    assert (fired.pid, doing.gone, doing.problems) == (sleeper.pid, {"life"}, [])
+    assert "raylet at here" in fired.seen and "127.0.0.9 joined" in fired.seen and fired.ended_s is not None
+
+
 async def test_a_fault_that_cannot_be_done_is_a_problem_and_no_proof() -> None:
     async with injector(OneNode()) as doing:
         await doing.do(Kill(at=NOW, process="decode"))
         await doing.do(RedisPause(at=NOW, for_s=1.0))
         await doing.do(Reset(at=NOW, node="decode"))
+        await doing.do(RayletKill(at=NOW, node="decode"))
+        await doing.do(GcsKill(at=NOW, for_s=1.0))
     assert doing.fired == []
-    assert len(doing.problems) == 3 and all("could not be done" in problem for problem in doing.problems)
+    assert len(doing.problems) == 5 and all("could not be done" in problem for problem in doing.problems)
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.ray_cluster import machines
+from cluster.chaos.machines import machines
 from tests.fakes.running_cluster import ROOT
 
 MODEL = {
@@ -37,7 +37,7 @@ def service(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_each_node_has_a_gpu_of_its_own_and_an_address_of_its_machine(service: dict[str, Any]) -> None:
-    with machines("gpus", gpus=(2, 1), root=ROOT) as ray:
+    with machines("gpus", gpus=(2, 1), settings={"PYTHONPATH": str(ROOT)}) as ray:
         done = subprocess.run(
             [sys.executable, "-m", "tests.fakes.gpu_nodes", ray.address, json.dumps(service), "3"],
             env=ray.environ,

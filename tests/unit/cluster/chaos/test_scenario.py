@@ -1,6 +1,6 @@
 import pytest
 
-from cluster.chaos.commands import find, largest, library
+from cluster.chaos.commands import by_cluster, find, largest, library
 from cluster.chaos.scenario import KINDS, Kill, RedisPause, kind_of, read
 from cluster.config_problems import Refused
 from pronghorn.errors import ConfigurationError
@@ -56,6 +56,7 @@ faults:
         ("{kind: kill, process: decode, at: {s: 1, ended: 2}}", "faults[0].at is ['s', 'ended']"),
         ("{kind: kill, process: decode, count: 2, at: {s: 1}}", "faults[0].count is 2; it must be at most 1"),
         ("{kind: redis-kill, at: {link_bytes: 1}}", "faults[0].at.link_bytes is 1; it must be absent"),
+        ("{kind: gcs-kill, for_s: 1, at: {s: 1}}", "cluster.machines is 1; it must be at least 2 for gcs-kill"),
         ("{kind: cut, node: orchestrator, for_s: 1, at: {s: 1}}", "one of prefill, decode"),
     ],
 )
@@ -63,6 +64,12 @@ def test_values_that_do_not_go_together_are_refused_by_name(fault: str, words: s
     with pytest.raises(ConfigurationError) as refused:
         read(f"about: x\nfaults: [{fault}]", "x")
     assert words in refused.value.message
+
+
+def test_machines_must_be_as_many_as_a_pool_has_nodes_beside_the_head() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read("about: x\ncluster: {decode: 3, machines: 3}\nfaults: []", "x")
+    assert "cluster.decode is 3; it must be at most 2: cluster.machines without the head" in refused.value.message
 
 
 @pytest.mark.parametrize("text", ["- a list", "just words", "{", "about: x\nfaults: 3"])
@@ -83,6 +90,13 @@ def test_there_is_one_edge_to_kill_and_it_has_no_link() -> None:
     with pytest.raises(Refused) as refused:
         read("about: x\nfaults: [{kind: kill, process: edge, count: 2, at: {link_bytes: 9}}]", "x")
     assert [problem.path for problem in refused.value.problems] == ["faults[0].at.link_bytes", "faults[0].count"]
+
+
+def test_scenarios_share_a_cluster_where_they_need_the_same_kind_of_it() -> None:
+    one, several = (read(f"about: x\ncluster: {{machines: {count}}}\nfaults: []", "x") for count in (1, 3))
+    assert by_cluster([several, one, several, one]) == [[one, one], [several, several]]
+    assert by_cluster([several]) == [[several]]
+    assert largest([several, several]).machines == 3
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
