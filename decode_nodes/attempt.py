@@ -6,13 +6,14 @@ Pure: what happens comes in as calls, what to do goes out as effects, in order. 
     RESERVING --reserved--> PULLING --committed--> RUNNING --done, failed, cancelled--> ENDED
         |                    |   |                    ^
         |                    |   +--no target left----+  (the prompt is computed here, where there is room for that)
+        |                    |   '--no target left--> FETCHING --fetched--> RUNNING  (where others may have some of it)
         |                    +--failed, cancelled--> STOPPING --the pull has ended--> ENDED
         +--failed, cancelled--> ENDED
 
-Invariants. Blocks are handed back (Release, PrefillHere, Adopt) only once no pull is writing: from PULLING that is
-after `on_pull_end`, which is why STOPPING exists. The first token is delivered once, whoever computes it again.
-At most one last word is said, and nothing after it. Where engines of `POISONOUS_DEATHS` nodes have died under the
-request, no further one is asked to compute it.
+Invariants. Blocks are handed back (Release, PrefillHere, Adopt) only once nothing is writing them: from PULLING that is
+after `on_pull_end`, from FETCHING after `on_fetched`, which is why STOPPING exists. The first token is delivered once,
+whoever computes it again. At most one last word is said, and nothing after it. Where engines of `POISONOUS_DEATHS`
+nodes have died under the request, no further one is asked to compute it.
 """
 
 import enum
@@ -38,13 +39,15 @@ from pronghorn.errors import (
     PronghornError,
     TransferFailed,
 )
+from pronghorn.ids import NodeName
 
 
 class AttemptState(enum.Enum):
     BRINGING = "getting the beginning of its prompt from elsewhere"
     RESERVING = "waiting for blocks"
     PULLING = "pulling its blocks"
-    STOPPING = "ending its pull"
+    FETCHING = "getting its blocks from elsewhere"
+    STOPPING = "ending what writes its blocks"
     RUNNING = "running"
     ENDED = "ended"
 
@@ -54,7 +57,10 @@ TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.RESERVING: frozenset(
         {AttemptState.BRINGING, AttemptState.PULLING, AttemptState.RUNNING, AttemptState.ENDED}
     ),
-    AttemptState.PULLING: frozenset({AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED}),
+    AttemptState.PULLING: frozenset(
+        {AttemptState.FETCHING, AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED}
+    ),
+    AttemptState.FETCHING: frozenset({AttemptState.RUNNING, AttemptState.STOPPING}),
     AttemptState.STOPPING: frozenset({AttemptState.ENDED}),
     AttemptState.RUNNING: frozenset({AttemptState.ENDED}),
     AttemptState.ENDED: frozenset(),
@@ -91,6 +97,21 @@ class StopBringing:
 
 
 @dataclass(frozen=True)
+class StartFetch:
+    """Get what others have of the prompt's blocks into these; end with `on_fetched`, once."""
+
+    block_ids: dict[int, int]
+    """By position in the prompt, without a gap."""
+    failed: tuple[NodeName, ...]
+    """Prefill nodes that need not be asked."""
+
+
+@dataclass(frozen=True)
+class StopFetch:
+    """Cancel it; `on_fetched` still comes."""
+
+
+@dataclass(frozen=True)
 class StopPull:
     """Cancel the pull; `on_pull_end` still comes."""
 
@@ -105,7 +126,7 @@ class SayFailure:
     error: ErrorRecord
 
 
-Effect = Tell | StartBringing | StopBringing | StartPull | StopPull | Say | SayFailure
+Effect = Tell | StartBringing | StopBringing | StartPull | StopPull | StartFetch | StopFetch | Say | SayFailure
 
 
 class Attempt:
@@ -209,9 +230,11 @@ class Attempt:
             )
         )
 
-    def on_pull_end(self, error: PronghornError | None, local_room_tokens: int) -> list[Effect]:
+    def on_pull_end(
+        self, error: PronghornError | None, local_room_tokens: int, may_fetch: bool = False
+    ) -> list[Effect]:
         """The pull is over and writes no more; None: every wanted block is there and the first token was told.
-        `local_room_tokens` is what this node would compute itself."""
+        `local_room_tokens` is what this node would compute itself; `may_fetch`: others may have some of the blocks."""
         if self.state is AttemptState.STOPPING:
             self._move(AttemptState.ENDED)
             return [Tell(Release(self.fence))]
@@ -228,19 +251,33 @@ class Attempt:
             return [self._start_pull()]
         if self._only_these:
             return self._give_up(_of_its_prefill(error))
-        return self._prefill_here(error, local_room_tokens)
+        return self._prefill_here(error, local_room_tokens, may_fetch)
 
-    def _prefill_here(self, error: PronghornError, room_tokens: int) -> list[Effect]:
+    def _prefill_here(self, error: PronghornError, room_tokens: int, may_fetch: bool) -> list[Effect]:
         needed_tokens = len(self.context.tokens) - self._cached_tokens
         if needed_tokens > room_tokens:
             full = f"room to compute {room_tokens} prompt tokens in their stead, and the request needs {needed_tokens}"
             return self._give_up(NoPrefill(f"every prefill node failed ({error.message}), and here is {full}"))
         self._computing_here = True
+        if not may_fetch:
+            return self._compute(0)
+        self._move(AttemptState.FETCHING)
+        return [StartFetch(self._block_ids, tuple(target.name for target in self._targets))]
+
+    def on_fetched(self, blocks: int) -> list[Effect]:
+        """So many of the first of the blocks are there, whole and verified; the others are not written any more."""
+        if self.state is AttemptState.STOPPING:
+            self._move(AttemptState.ENDED)
+            return [Tell(Release(self.fence))]
+        assert self.state is AttemptState.FETCHING, f"{self.fence}: a fetch ended while {self.state.value}"
+        self._cached_tokens += blocks * self._block_tokens
+        return self._compute(blocks)
+
+    def _compute(self, fetched_blocks: int) -> list[Effect]:
         self._move(AttemptState.RUNNING)
-        if self._first is None:
-            return [Tell(PrefillHere(self.fence))]
-        first = self._first
-        return [Tell(PrefillHere(self.fence, first.token, first.log_probabilities, first.siblings))]
+        if (first := self._first) is None:
+            return [Tell(PrefillHere(self.fence, fetched_blocks=fetched_blocks))]
+        return [Tell(PrefillHere(self.fence, first.token, first.log_probabilities, first.siblings, fetched_blocks))]
 
     def _give_up(self, error: PronghornError) -> list[Effect]:
         self._move(AttemptState.ENDED)
@@ -256,9 +293,10 @@ class Attempt:
         if self.state in (AttemptState.STOPPING, AttemptState.ENDED):
             return []
         last_word: list[Effect] = [] if error is None else [SayFailure(error)]
-        if self.state is AttemptState.PULLING:
+        if self.state in (AttemptState.PULLING, AttemptState.FETCHING):
+            stop = StopPull() if self.state is AttemptState.PULLING else StopFetch()
             self._move(AttemptState.STOPPING)
-            return [StopPull(), *last_word]
+            return [stop, *last_word]
         bringing = self.state is AttemptState.BRINGING
         self._move(AttemptState.ENDED)
         return [StopBringing() if bringing else Tell(Release(self.fence)), *last_word]

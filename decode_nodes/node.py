@@ -18,8 +18,10 @@ from decode_nodes.attempt import (
     Say,
     SayFailure,
     StartBringing,
+    StartFetch,
     StartPull,
     StopBringing,
+    StopFetch,
     StopPull,
     Tell,
 )
@@ -71,6 +73,7 @@ class _Held:
         self.since_s = since_s
         self.pull: asyncio.Task[PronghornError | None] | None = None
         self.bringing: asyncio.Task[None] | None = None
+        self.fetching: asyncio.Task[int] | None = None
         self.puller: Incarnation | None = None
         """The prefill node that `pull` reads from."""
 
@@ -241,6 +244,12 @@ class DecodeNode:
                 case StartBringing():
                     held.bringing = self._pulls.start(self._bring(held), f"{held.attempt.fence}<-elsewhere")
                     held.bringing.add_done_callback(partial(self._bringing_ended, held))
+                case StartFetch():
+                    held.fetching = self._pulls.start(self._fetch(held, effect), f"{held.attempt.fence}<-others")
+                    held.fetching.add_done_callback(partial(self._fetch_ended, held))
+                case StopFetch():
+                    assert held.fetching is not None, f"{held.attempt.fence} has no fetch to stop"
+                    held.fetching.cancel()
                 case StopBringing():
                     if held.bringing is not None:
                         held.bringing.cancel()
@@ -275,6 +284,22 @@ class DecodeNode:
         if not task.cancelled() and (bug := task.exception()) is not None:
             error = InternalError(f"bringing the beginning of a prompt failed: {bug!r}")
             self._run(held, held.attempt.cancel(error))
+
+    async def _fetch(self, held: _Held, start: StartFetch) -> int:
+        attempt, positions = held.attempt, sorted(start.block_ids)
+        block_ids = [start.block_ids[position] for position in positions]
+        loader = self.shell.exchange.loader
+        return await loader.fetched(attempt.context, positions[0], block_ids, attempt.deadline, start.failed)
+
+    def _fetch_ended(self, held: _Held, task: asyncio.Task[int]) -> None:
+        held.fetching = None
+        blocks = 0
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self.counters.count("prefix_not_brought", "internal")
+            log.error("%s: fetching the blocks of %s failed: %r", self.shell.name, held.attempt.fence, bug)
+        elif not task.cancelled():
+            blocks = task.result()
+        self._run(held, held.attempt.on_fetched(blocks))
 
     # --- pulls --------------------------------------------------------------------------------------------------------
 
@@ -341,7 +366,8 @@ class DecodeNode:
                 error.code,
                 error.message,
             )
-        effects = held.attempt.on_pull_end(error, self.local_prefill_room_tokens)
+        may_fetch = error is not None and self.shell.exchange.loader.may_help(held.attempt.context)
+        effects = held.attempt.on_pull_end(error, self.local_prefill_room_tokens, may_fetch)
         self._count_fallback(effects)
         self._run(held, effects)
 
@@ -351,7 +377,7 @@ class DecodeNode:
             match effect:
                 case StartPull():
                     self.counters.count("prefill_fallback", "another")
-                case Tell(command=PrefillHere()):
+                case StartFetch() | Tell(command=PrefillHere()):
                     self.counters.count("prefill_fallback", "local")
                 case SayFailure():
                     self.counters.count("prefill_fallback", "refused")

@@ -318,6 +318,8 @@ class DecodeScheduler:
         sequence = self._attempts.get(command.fence)
         if sequence is None or sequence.state is not State.PULLING:
             return
+        if command.fetched_blocks:
+            self._take_fetched(sequence, command.fetched_blocks * self._config.block_tokens)
         if command.token is None:
             self._apply(sequence, Event.PREFILL_HERE)
             return
@@ -329,6 +331,13 @@ class DecodeScheduler:
                 # The delivered token is computed together with the prompt, and what is sampled then is the second.
                 tokens.rewind_processing(uncomputed_tokens)
             self._go_on_together(sequence, first_tokens[1:], Event.PREFILL_HERE, shared=False)
+
+    def _take_fetched(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many tokens behind the cached ones came from other nodes: they are hits, too, and others may have them."""
+        context = sequence.context
+        context.tokens.skip_processing(num_tokens)
+        context.cached_prefix_length = (context.cached_prefix_length or 0) + num_tokens
+        self._commit(sequence)
 
     def _take_first_tokens(self, sequence: Sequence, sampled: SequenceOf[SampledToken]) -> bool:
         """Append the first of the tokens that the shell has delivered already. False, with the failure, where one of

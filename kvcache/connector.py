@@ -70,6 +70,15 @@ def read_hint(
     return HintOutcome.USABLE, CacheHint(hint.version, instances)
 
 
+def without(metadata: Mapping[str, Any] | None, names: Container[str]) -> Mapping[str, Any] | None:
+    """The hint less the instances of these names; None where no other is left. What cannot be read stays as it is."""
+    hint = parse_hint(metadata)
+    if hint is None:
+        return metadata
+    left = [instance for instance in hint.instances if instance.name not in names]
+    return msgspec.to_builtins(CacheHint(hint.version, left)) if left else None
+
+
 def parse_hint(metadata: Mapping[str, Any] | None) -> CacheHint | None:
     """The hint where it has the right shape and version, else None. Raises nothing."""
     return read_hint(metadata)[1]

@@ -57,9 +57,11 @@ def _freed_early(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _never_released(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_pull_end(self: Attempt, error: PronghornError | None, local_room_tokens: int) -> list[Effect]:
+    def on_pull_end(
+        self: Attempt, error: PronghornError | None, local_room_tokens: int, may_fetch: bool = False
+    ) -> list[Effect]:
         stopping = self.state is AttemptState.STOPPING
-        effects: list[Effect] = original(self, error, local_room_tokens)
+        effects: list[Effect] = original(self, error, local_room_tokens, may_fetch)
         return [] if stopping else effects
 
     return on_pull_end

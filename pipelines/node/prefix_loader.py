@@ -8,11 +8,11 @@ engine computes the prompt as if nothing had been tried.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-from kvcache.connector import KVConnector
+from kvcache.connector import KVConnector, without
 from kvcache.contents import CacheContents
 from kvcache.hashing import BlockHash, BlockHasher, pack_tokens
 from kvcache.memory import BlockMemory
@@ -74,10 +74,39 @@ class PrefixLoader:
                 self._counters.count("prefix_not_brought", error.code)
             yield
 
+    async def fetched(
+        self, context: TextContext, start: int, block_ids: Sequence[int], deadline: Deadline, failed: Container[str]
+    ) -> int:
+        """Write the prompt's blocks from position `start` on, those that are full, into `block_ids`, which are the
+        caller's; how many of the first have come. `failed` are nodes whose word in a hint counts for nothing. Nothing
+        is written after its end. Raises nothing but cancellation."""
+        chain = self._chain(context)
+        wanted = self._reusable(context, chain)[: start + len(block_ids)]
+        share_s = deadline.remaining_s(self._clock.now_s()) * SHARE
+        try:
+            async with asyncio.timeout(share_s):
+                hint = without(context.external_block_metadata, failed)
+                located = await self._connector.lookup(chain, start, hint)
+                count = min(located.blocks, len(wanted)) - start
+                destinations = [self._memory.block(block) for block in block_ids[: max(0, count)]]
+                if not destinations:
+                    return 0
+                hashes = wanted[: start + len(destinations)]
+                return await self._connector.load(located, hashes, start, destinations, MARGIN * share_s)
+        except TimeoutError:
+            self._counters.count("prefix_not_brought", "timeout")
+            return 0
+
+    def _chain(self, context: TextContext) -> list[BlockHash]:
+        return self._hasher.chain(pack_tokens(context.tokens.all), self._hasher.root(context.cache_salt))
+
+    def _reusable(self, context: TextContext, chain: list[BlockHash]) -> list[BlockHash]:
+        """The last token is always computed."""
+        return chain[: (len(context.tokens) - 1) // self._hasher.block_tokens]
+
     async def _bring(self, stack: AsyncExitStack, context: TextContext, until_s: float) -> None:
-        tokens = context.tokens
-        chain = self._hasher.chain(pack_tokens(tokens.all), self._hasher.root(context.cache_salt))
-        wanted = chain[: (len(tokens) - 1) // self._hasher.block_tokens]
+        chain = self._chain(context)
+        wanted = self._reusable(context, chain)
         self._connector.touch(wanted)
         while True:
             known = self._contents.leading(wanted)

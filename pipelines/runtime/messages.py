@@ -50,6 +50,7 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
 class PrefillHere(msgspec.Struct, frozen=True, tag=True):
     """Decode: the pull is over without success and the shell has stopped writing: compute the prompt here.
 
+    Of the blocks that were reserved behind the cached ones, the first `fetched_blocks` hold their bytes.
     `token` is the first output where it was delivered already: it is kept, not sampled again.
     """
 
@@ -57,6 +58,7 @@ class PrefillHere(msgspec.Struct, frozen=True, tag=True):
     token: int | None = None
     log_probabilities: LogProbabilities | None = None
     siblings: list[SampledToken] = []
+    fetched_blocks: int = 0
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):

@@ -56,6 +56,24 @@ async def test_a_decode_node_fetches_before_it_prefills_locally(rig: Rig) -> Non
     await at_rest(first, second)
 
 
+async def test_a_decode_node_fetches_what_others_have_when_no_prefill_node_could_hand_over(rig: Rig) -> None:
+    holder, _ = await rig.decode("decode-1")
+    second, two = await rig.decode("decode-2")
+    dead, _ = await rig.prefill("prefill-1")
+    await rig.registered(holder, second, dead)
+    one, other = await rig.orchestrator(holder), await rig.orchestrator(second)
+    await one.result(await asks(one, [*SHARED, 1]))
+    gone = target(dead)
+    await dead.shell.stop()
+    fence = await asks(other, [*SHARED, 2], gone, hint=hint(SHARED, decode_1=20, prefill_1=20))
+    assert await other.result(fence) == continuation([*SHARED, 2], 4)
+    assert second.counters.value("prefill_fallback.local") == 1
+    assert second.counters.value("blocks_fetched") == 20
+    assert two.pipeline.computed_tokens <= 1 + 4
+    assert other.deltas[fence][0].num_cached_tokens == 80
+    await at_rest(holder, second)
+
+
 async def test_what_several_nodes_have_comes_from_all_of_them(rig: Rig) -> None:
     nodes = [(await rig.decode(f"decode-{i}"))[0] for i in (1, 2, 3)]
     await rig.registered(*nodes)

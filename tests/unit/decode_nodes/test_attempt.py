@@ -11,8 +11,10 @@ from decode_nodes.attempt import (
     Say,
     SayFailure,
     StartBringing,
+    StartFetch,
     StartPull,
     StopBringing,
+    StopFetch,
     StopPull,
     Tell,
 )
@@ -263,3 +265,21 @@ def test_lost_connections_and_torn_transfers_are_no_deaths() -> None:
     attempt = pulling(P1, P2, deaths=1)
     attempt.on_pull_end(LOST, ROOM)
     assert commands(attempt.on_pull_end(TransferFailed("torn"), ROOM)) == [PrefillHere(FENCE)]
+
+
+def test_what_others_have_is_fetched_before_the_prompt_is_computed_here() -> None:
+    attempt = pulling(P1, P2)
+    attempt.on_first_token(FirstToken(42))
+    attempt.on_pull_end(LOST, ROOM, may_fetch=True)
+    assert attempt.on_pull_end(LOST, ROOM, may_fetch=True) == [StartFetch({1: 5, 2: 3}, (P1.name, P2.name))]
+    assert attempt.state is AttemptState.FETCHING and attempt.local_prefill_tokens == 6
+    assert attempt.on_fetched(1) == [Tell(PrefillHere(FENCE, 42, fetched_blocks=1))]
+    assert attempt.state is AttemptState.RUNNING and attempt.local_prefill_tokens == 2
+
+
+def test_blocks_that_a_fetch_writes_are_released_only_once_it_has_ended() -> None:
+    attempt = pulling(P1)
+    attempt.on_pull_end(LOST, ROOM, may_fetch=True)
+    assert attempt.cancel(None) == [StopFetch()] and attempt.cancel(None) == []
+    assert attempt.on_fetched(0) == [Tell(Release(FENCE))]
+    assert attempt.state is AttemptState.ENDED

@@ -153,6 +153,21 @@ def test_a_failed_pull_without_a_token_samples_the_first_one_here_and_keeps_the_
     assert engine.pipeline.computed_tokens - computed == (22 - 8) + 4
 
 
+@pytest.mark.parametrize("delivered", [False, True])
+def test_what_was_fetched_after_a_failed_pull_is_a_hit_and_only_the_rest_is_computed(delivered: bool) -> None:
+    engine, prompt = play(), prompt_of(22)
+    first, *rest = continuation(prompt, 5)
+    one = admit(engine, "one", canary_context(prompt, 5))
+    reserved = engine.only(Reserved)
+    write_blocks(engine.memory, 4, prompt, {p: reserved.block_ids[p] for p in range(3)})
+    engine.send(PrefillHere(one, first if delivered else None, fetched_blocks=3))
+    deltas = [event for event in engine.run() if isinstance(event, TokenDelta)]
+    assert engine.tokens_of(one) == (rest if delivered else [first, *rest])
+    assert deltas[0].num_cached_tokens == 12
+    assert engine.pipeline.computed_tokens == (22 - 12) + 4
+    assert at_rest(engine)
+
+
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
 def test_a_delivered_token_outside_the_vocabulary_fails_the_request_and_nobody_else(token: int) -> None:
     engine = play()
