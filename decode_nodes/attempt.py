@@ -17,6 +17,7 @@ nodes have died under the request, no further one is asked to compute it.
 """
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -146,6 +147,8 @@ class Attempt:
         self._open_choices = submit.context.num_choices
         self._deaths = submit.deaths
         self._computing_here = False
+        self._fetched_bytes: Mapping[str, int] = {}
+        """That the orchestrator has not been told of yet, by source."""
 
     @property
     def local_prefill_tokens(self) -> int:
@@ -162,10 +165,11 @@ class Attempt:
             self._move(AttemptState.RUNNING)
         return [Tell(Admit(self.fence, self.context, budget_s, prefill_here))]
 
-    def on_brought(self, budget_s: float) -> list[Effect]:
-        """What could be brought is in the pool, and held there until these effects are done."""
+    def on_brought(self, budget_s: float, size_bytes: Mapping[str, int] | None = None) -> list[Effect]:
+        """What could be brought is in the pool, and held there until these effects are done: so much, by source."""
         if self.state is not AttemptState.BRINGING:
             return []
+        self._fetched_bytes = size_bytes or {}
         self._move(AttemptState.RUNNING)
         return [Tell(Admit(self.fence, self.context, budget_s, prefill_here=True))]
 
@@ -193,6 +197,7 @@ class Attempt:
             log_probabilities=event.log_probabilities,
             choice=event.choice,
             prompt_log_probabilities=event.prompt_log_probabilities,
+            fetched_bytes=self._take_fetched_bytes(),
         )
         if event.status.is_done:
             self._open_choices -= 1
@@ -216,6 +221,7 @@ class Attempt:
         self._first = token
         # A hit on either node: not handed over, or not computed.
         self._cached_tokens = max(self._cached_tokens, token.num_cached_tokens)
+        self._fetched_bytes = token.fetched_bytes
         return [self._say_first(0, token), *(self._say_first(i, each) for i, each in enumerate(token.siblings, 1))]
 
     def _say_first(self, choice: int, token: FirstToken | SampledToken) -> Say:
@@ -227,8 +233,13 @@ class Attempt:
                 log_probabilities=None if token.log_probabilities is None else [token.log_probabilities],
                 choice=choice,
                 prompt_log_probabilities=token.prompt_log_probabilities if isinstance(token, FirstToken) else None,
+                fetched_bytes=self._take_fetched_bytes(),
             )
         )
+
+    def _take_fetched_bytes(self) -> dict[str, int]:
+        taken, self._fetched_bytes = dict(self._fetched_bytes), {}
+        return taken
 
     def on_pull_end(
         self, error: PronghornError | None, local_room_tokens: int, may_fetch: bool = False
@@ -264,13 +275,15 @@ class Attempt:
         self._move(AttemptState.FETCHING)
         return [StartFetch(self._block_ids, tuple(target.name for target in self._targets))]
 
-    def on_fetched(self, blocks: int) -> list[Effect]:
-        """So many of the first of the blocks are there, whole and verified; the others are not written any more."""
+    def on_fetched(self, blocks: int, size_bytes: Mapping[str, int] | None = None) -> list[Effect]:
+        """So many of the first of the blocks are there, whole and verified; the others are not written any more.
+        `size_bytes`: what came, by source."""
         if self.state is AttemptState.STOPPING:
             self._move(AttemptState.ENDED)
             return [Tell(Release(self.fence))]
         assert self.state is AttemptState.FETCHING, f"{self.fence}: a fetch ended while {self.state.value}"
         self._cached_tokens += blocks * self._block_tokens
+        self._fetched_bytes = size_bytes or {}
         return self._compute(blocks)
 
     def _compute(self, fetched_blocks: int) -> list[Effect]:

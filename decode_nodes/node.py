@@ -27,6 +27,7 @@ from decode_nodes.attempt import (
 )
 from decode_nodes.config import DecodeNodeConfig
 from decode_nodes.pull import pull
+from kvcache.connector import Landed
 from kvcache.directory import BlockDirectory
 from kvcache.registry import NodeRegistry
 from kvcache.transfer import BlockReceiver
@@ -73,7 +74,7 @@ class _Held:
         self.since_s = since_s
         self.pull: asyncio.Task[PronghornError | None] | None = None
         self.bringing: asyncio.Task[None] | None = None
-        self.fetching: asyncio.Task[int] | None = None
+        self.fetching: asyncio.Task[Landed] | None = None
         self.puller: Incarnation | None = None
         """The prefill node that `pull` reads from."""
 
@@ -276,8 +277,8 @@ class DecodeNode:
 
     async def _bring(self, held: _Held) -> None:
         deadline = held.attempt.deadline
-        async with self.shell.exchange.loader.brought(held.attempt.context, deadline):
-            self._run(held, held.attempt.on_brought(deadline.remaining_s(self._clock.now_s())))
+        async with self.shell.exchange.loader.brought(held.attempt.context, deadline) as size_bytes:
+            self._run(held, held.attempt.on_brought(deadline.remaining_s(self._clock.now_s()), size_bytes))
 
     def _bringing_ended(self, held: _Held, task: asyncio.Task[None]) -> None:
         held.bringing = None
@@ -285,21 +286,21 @@ class DecodeNode:
             error = InternalError(f"bringing the beginning of a prompt failed: {bug!r}")
             self._run(held, held.attempt.cancel(error))
 
-    async def _fetch(self, held: _Held, start: StartFetch) -> int:
+    async def _fetch(self, held: _Held, start: StartFetch) -> Landed:
         attempt, positions = held.attempt, sorted(start.block_ids)
         block_ids = [start.block_ids[position] for position in positions]
         loader = self.shell.exchange.loader
         return await loader.fetched(attempt.context, positions[0], block_ids, attempt.deadline, start.failed)
 
-    def _fetch_ended(self, held: _Held, task: asyncio.Task[int]) -> None:
+    def _fetch_ended(self, held: _Held, task: asyncio.Task[Landed]) -> None:
         held.fetching = None
-        blocks = 0
+        landed = Landed(0)
         if not task.cancelled() and (bug := task.exception()) is not None:
             self.counters.count("prefix_not_brought", "internal")
             log.error("%s: fetching the blocks of %s failed: %r", self.shell.name, held.attempt.fence, bug)
         elif not task.cancelled():
-            blocks = task.result()
-        self._run(held, held.attempt.on_fetched(blocks))
+            landed = task.result()
+        self._run(held, held.attempt.on_fetched(landed.blocks, landed.size_bytes))
 
     # --- pulls --------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ of them in hex (`BlockHasher.short`).
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -94,6 +94,15 @@ class Located:
     """The connector's own."""
 
 
+class Landed(NamedTuple):
+    """What a load has brought."""
+
+    blocks: int
+    """Of the first that were asked for: there, and verified."""
+    size_bytes: Mapping[str, int] = {}
+    """That came, whether they could be used or not, by source: a node's name, or a tier."""
+
+
 class KVConnector(Protocol):
     """Where blocks could come from, and go to, beside this node's own pool. Lives in the node's shell.
 
@@ -115,9 +124,9 @@ class KVConnector(Protocol):
         start: int,
         destinations: Sequence[memoryview],
         budget_s: float,
-    ) -> int:
-        """Write the blocks from position `start` on into `destinations`, within `budget_s`; how many of the first of
-        them are there and were verified. Nothing is written after it has returned or was cancelled."""
+    ) -> Landed:
+        """Write the blocks from position `start` on into `destinations`, within `budget_s`; what has come. Nothing is
+        written after it has returned or was cancelled."""
 
     @property
     def keeps(self) -> bool:
@@ -169,8 +178,8 @@ class NullConnector:
         start: int,
         destinations: Sequence[memoryview],
         budget_s: float,
-    ) -> int:
-        return 0
+    ) -> Landed:
+        return Landed(0)
 
     def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
         return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvcache import fetch_plan
-from kvcache.connector import CacheHint, HintOutcome, Located, read_hint
+from kvcache.connector import CacheHint, HintOutcome, Landed, Located, read_hint
 from kvcache.directory import BlockDirectory
 from kvcache.fetch_plan import Rates
 from kvcache.hashing import BlockHash
@@ -172,7 +172,7 @@ class DKVConnector:
         start: int,
         destinations: Sequence[memoryview],
         budget_s: float,
-    ) -> int:
+    ) -> Landed:
         now_s, end = self._clock.now_s(), start + len(destinations)
         holders = {source.record.name: source for source in located.sources if isinstance(source, _Holder)}
         shared_out = fetch_plan.segments(
@@ -199,9 +199,12 @@ class DKVConnector:
         for segment, task in zip(shared_out, tasks, strict=True):
             if start + landed != segment.start:
                 break
-            landed += task.result()
+            landed += task.result().blocks
         self._counters.count("blocks_fetched", n=landed)
-        return landed
+        sizes = {
+            segment.name: task.result().size_bytes for segment, task in zip(shared_out, tasks, strict=True)
+        }  # a holder has one segment
+        return Landed(landed, {name: size_bytes for name, size_bytes in sizes.items() if size_bytes})
 
     async def _fetch(
         self,
@@ -211,7 +214,7 @@ class DKVConnector:
         start: int,
         destinations: Sequence[memoryview],
         budget_s: float,
-    ) -> int:
+    ) -> Fetched:
         blocks = segment.stop - segment.start
         tokens_per_s = self._rates.rate(COMPUTE, self._clock.now_s())
         num_tokens = blocks * self._block_tokens
@@ -228,7 +231,7 @@ class DKVConnector:
             self._counters.count("fetch_failed", fetched.failure)
         elif fetched.blocks < blocks:
             self._counters.count("fetch_failed", "evicted")
-        return fetched.blocks
+        return fetched
 
     # --- what it does not keep ---------------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ a disk may lie. Keys are whole digests, salt and all, so that one tenant never f
 import asyncio
 import logging
 import shutil
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcache.connector import Located
+from kvcache.connector import Landed, Located
 from kvcache.hashing import BlockHash
 from kvcache.transfer import block_digest
 from pronghorn.counters import Counters
@@ -178,34 +178,37 @@ class TieredConnector:
         start: int,
         destinations: Sequence[memoryview],
         budget_s: float,
-    ) -> int:
+    ) -> Landed:
         landed = 0
+        sizes: Counter[str] = Counter()
         try:
             async with asyncio.timeout(budget_s):
                 for block_hash, destination in zip(hashes[start:], destinations, strict=False):
-                    if not await self._restore(block_hash, destination):
+                    if (tier := await self._restore(block_hash, destination)) is None:
                         break
                     landed += 1
+                    sizes[tier] += len(destination)
         except TimeoutError:
             self._counters.count("tier_miss", "timeout")
         self._counters.count("blocks_restored", n=landed)
-        return landed
+        return Landed(landed, sizes)
 
-    async def _restore(self, block_hash: BlockHash, destination: memoryview) -> bool:
+    async def _restore(self, block_hash: BlockHash, destination: memoryview) -> str | None:
+        """The tier that it came from."""
         tier, found = "host", self._host.get(block_hash)
         if found is None:
             tier, found = "disk", await self._read(block_hash)
         if found is None:
             self._counters.count("tier_miss", "evicted")
-            return False
+            return None
         data, digest = found
         if len(data) != len(destination) or block_digest(data) != digest:
             self._counters.count("tier_miss", f"wrong_digest_{tier}")
             log.error("a block came back from the %s tier with other bytes than it was kept with; it is dropped", tier)
             self._drop(block_hash)
-            return False
+            return None
         destination[:] = data
-        return True
+        return tier
 
     async def _read(self, block_hash: BlockHash) -> tuple[bytes, bytes] | None:
         digest = None if self._disk is None else self._disk.digest(block_hash)

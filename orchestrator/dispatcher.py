@@ -191,6 +191,8 @@ class Dispatcher:
                     self._on_pulled(pulled)
                 for delta in frame.deltas:
                     if flight := self._flight_of(delta.fence.request_id):
+                        if delta.fetched_bytes and delta.fence == flight.lifecycle.fence:
+                            self._explanations.fetched(flight.request_id, delta.fetched_bytes)
                         self._post(flight, self._produced(flight, delta))
                 for failure in frame.failures:
                     if flight := self._flight_of(failure.fence.request_id):

@@ -6,6 +6,7 @@ that run included; older ones are in the log alone (logger `pronghorn.requests`,
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
@@ -42,6 +43,8 @@ class AttemptRecord(msgspec.Struct, omit_defaults=True):
     """Of blocks that the decode node was thought to lack and has to be sent."""
     moved_bytes: int = 0
     """Of blocks that prefill nodes sent it, as it counted them, those of hand-overs that failed included."""
+    fetched_bytes: dict[str, int] = {}
+    """Of blocks that whoever computed the prompt brought before, by source: a node's name, or a tier of its own."""
     ended: str | None = None
     """What ended the attempt before the request's end."""
 
@@ -104,6 +107,14 @@ class Explanations:
         """A hand-over of the latest attempt has ended."""
         if (record := self._records.get(request_id)) is not None and record.attempts:
             record.attempts[-1].moved_bytes += moved_bytes
+
+    def fetched(self, request_id: RequestID, size_bytes: Mapping[str, int]) -> None:
+        """A node that computed the prompt for the latest attempt had brought so much of it, by source."""
+        if (record := self._records.get(request_id)) is not None and record.attempts:
+            found = record.attempts[-1].fetched_bytes
+            record.attempts[-1].fetched_bytes = found | {
+                source: found.get(source, 0) + n for source, n in size_bytes.items()
+            }
 
     def attempt_ended(self, request_id: RequestID, why: str) -> None:
         if (record := self._records.get(request_id)) is not None and record.attempts:

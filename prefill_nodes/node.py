@@ -68,6 +68,8 @@ class _Held:
         self.wake = asyncio.Event()
         self.bringing: asyncio.Task[None] | None = None
         """While the beginning of the prompt may come from elsewhere."""
+        self.fetched_bytes: dict[str, int] = {}
+        """Of what came, by source."""
 
 
 class PrefillNode:
@@ -176,6 +178,7 @@ class PrefillNode:
                             siblings=event.siblings,
                             prompt_log_probabilities=event.prompt_log_probabilities,
                             num_cached_tokens=event.num_cached_tokens,
+                            fetched_bytes=held.fetched_bytes,
                         )
                     )
                 case Failed(error=error):
@@ -273,7 +276,8 @@ class PrefillNode:
 
     async def _bring(self, held: _Held) -> None:
         """Get what others have of the prompt, then have the rest computed."""
-        async with self.shell.exchange.loader.brought(held.request.context, held.deadline):
+        async with self.shell.exchange.loader.brought(held.request.context, held.deadline) as size_bytes:
+            held.fetched_bytes = dict(size_bytes)
             self._begin(held)
 
     def _bringing_ended(self, held: _Held, task: asyncio.Task[None]) -> None:

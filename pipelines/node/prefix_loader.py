@@ -8,11 +8,11 @@ engine computes the prompt as if nothing had been tried.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-from kvcache.connector import KVConnector, without
+from kvcache.connector import KVConnector, Landed, without
 from kvcache.contents import CacheContents
 from kvcache.hashing import BlockHash, BlockHasher, pack_tokens
 from kvcache.memory import BlockMemory
@@ -59,26 +59,28 @@ class PrefixLoader:
         return self._connector.may_have(context.external_block_metadata)
 
     @asynccontextmanager
-    async def brought(self, context: TextContext, deadline: Deadline) -> AsyncIterator[None]:
+    async def brought(self, context: TextContext, deadline: Deadline) -> AsyncIterator[Mapping[str, int]]:
         """What could be brought of the prompt's prefix is in the pool, and stays there until the context is left: by
         then the engine has been given the prompt. Notes in `context` how many tokens came. Raises nothing of its own.
+        Gives the bytes that came, by source.
         """
         async with AsyncExitStack() as stack:
             now_s = self._clock.now_s()
+            landed = Landed(0)
             try:
                 async with asyncio.timeout(deadline.remaining_s(now_s) * SHARE):
-                    await self._bring(stack, context, now_s + deadline.remaining_s(now_s) * SHARE)
+                    landed = await self._bring(stack, context, now_s + deadline.remaining_s(now_s) * SHARE)
             except TimeoutError:
                 self._counters.count("prefix_not_brought", "timeout")
             except (Unavailable, Overloaded, EngineDied) as error:
                 self._counters.count("prefix_not_brought", error.code)
-            yield
+            yield landed.size_bytes
 
     async def fetched(
         self, context: TextContext, start: int, block_ids: Sequence[int], deadline: Deadline, failed: Container[str]
-    ) -> int:
+    ) -> Landed:
         """Write the prompt's blocks from position `start` on, those that are full, into `block_ids`, which are the
-        caller's; how many of the first have come. `failed` are nodes whose word in a hint counts for nothing. Nothing
+        caller's; what has come. `failed` are nodes whose word in a hint counts for nothing. Nothing
         is written after its end. Raises nothing but cancellation."""
         chain = self._chain(context)
         wanted = self._reusable(context, chain)[: start + len(block_ids)]
@@ -90,12 +92,12 @@ class PrefixLoader:
                 count = min(located.blocks, len(wanted)) - start
                 destinations = [self._memory.block(block) for block in block_ids[: max(0, count)]]
                 if not destinations:
-                    return 0
+                    return Landed(0)
                 hashes = wanted[: start + len(destinations)]
                 return await self._connector.load(located, hashes, start, destinations, MARGIN * share_s)
         except TimeoutError:
             self._counters.count("prefix_not_brought", "timeout")
-            return 0
+            return Landed(0)
 
     def _chain(self, context: TextContext) -> list[BlockHash]:
         return self._hasher.chain(pack_tokens(context.tokens.all), self._hasher.root(context.cache_salt))
@@ -104,14 +106,14 @@ class PrefixLoader:
         """The last token is always computed."""
         return chain[: (len(context.tokens) - 1) // self._hasher.block_tokens]
 
-    async def _bring(self, stack: AsyncExitStack, context: TextContext, until_s: float) -> None:
+    async def _bring(self, stack: AsyncExitStack, context: TextContext, until_s: float) -> Landed:
         chain = self._chain(context)
         wanted = self._reusable(context, chain)
         self._connector.touch(wanted)
         while True:
             known = self._contents.leading(wanted)
             if known == len(wanted):
-                return
+                return Landed(0)
             under_way = self._bringing.get(wanted[known])
             if under_way is None:
                 break
@@ -119,7 +121,8 @@ class PrefixLoader:
         done = self._bringing[wanted[known]] = asyncio.Event()
         try:
             landed = await self._load(stack, context, chain, wanted, known, until_s)
-            context.cached_prefix_external_length = landed * self._hasher.block_tokens
+            context.cached_prefix_external_length = landed.blocks * self._hasher.block_tokens
+            return landed
         finally:
             del self._bringing[wanted[known]]
             done.set()
@@ -132,20 +135,20 @@ class PrefixLoader:
         wanted: Sequence[BlockHash],
         known: int,
         until_s: float,
-    ) -> int:
+    ) -> Landed:
         located = await self._connector.lookup(chain, known, context.external_block_metadata)
         count = min(located.blocks, len(wanted))
         if count <= known:
-            return 0
+            return Landed(0)
         imported = await stack.enter_async_context(self._holds.importing(wanted[:count]))
         if imported is None:
             self._counters.count("prefix_not_brought", "no_room")
-            return 0
+            return Landed(0)
         if imported.found == count:
-            return 0
+            return Landed(0)
         destinations = [self._memory.block(block) for block in imported.blocks[imported.found :]]
         budget_s = MARGIN * (until_s - self._clock.now_s())
         landed = await self._connector.load(located, wanted[:count], imported.found, destinations, budget_s)
-        if landed:
-            imported.publish(imported.found + landed)
+        if landed.blocks:
+            imported.publish(imported.found + landed.blocks)
         return landed

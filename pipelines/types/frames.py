@@ -80,6 +80,9 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     choice_status: GenerationStatus | None = None
     """How this choice ended, where others of its attempt go on."""
     prompt_log_probabilities: LogProbabilities | None = None
+    fetched_bytes: dict[str, int] = {}
+    """Of blocks that were brought before the prompt was computed, by source: a node's name, or a tier of the node that
+    computed it. Said once of what each node brought."""
 
 
 class Failure(msgspec.Struct, frozen=True):

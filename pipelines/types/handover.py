@@ -38,6 +38,8 @@ class FirstToken(msgspec.Struct, frozen=True, tag=True):
     """Of the prompt's tokens from the second on, where they were asked for."""
     num_cached_tokens: int = 0
     """Of the prompt, those that the prefill node did not compute: it had them, or fetched them."""
+    fetched_bytes: dict[str, int] = {}
+    """Of blocks that it fetched before, by source."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

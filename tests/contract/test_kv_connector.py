@@ -79,7 +79,8 @@ async def test_what_is_located_is_loaded_right_and_nothing_else_is_written(made:
     assert located.blocks in (1, 4)
     destinations = [memoryview(bytearray(SIZE)) for _ in range(located.blocks - 1)]
     landed = await made.load(located, HASHES[: located.blocks], 1, destinations, 5.0)
-    assert landed == located.blocks - 1
+    assert landed.blocks == located.blocks - 1
+    assert sum(landed.size_bytes.values()) == landed.blocks * SIZE
     assert [bytes(d) for d in destinations] == [block(n) for n in range(1, located.blocks)]
 
 
@@ -89,7 +90,7 @@ async def test_an_unknown_chain_or_a_hint_of_no_use_is_a_miss(made: KVConnector)
     for hint in (None, {"version": 9}, {}, HINT):
         located = await made.lookup(strange, 0, hint)
         assert located.blocks == 0
-        assert await made.load(located, strange, 0, [], 1.0) == 0
+        assert (await made.load(located, strange, 0, [], 1.0)).blocks == 0
 
 
 async def test_after_a_reset_nothing_is_kept(made: KVConnector) -> None:
@@ -114,7 +115,7 @@ def files(folder: Path) -> list[Path]:
 async def restore(connector: TieredConnector, count: int) -> int:
     located = await connector.lookup(HASHES, 0, None)
     destinations = [memoryview(bytearray(SIZE)) for _ in range(min(count, located.blocks))]
-    landed = await connector.load(located, HASHES, 0, destinations, 5.0)
+    landed = (await connector.load(located, HASHES, 0, destinations, 5.0)).blocks
     assert [bytes(d) for d in destinations[:landed]] == [block(n) for n in range(landed)]
     return landed
 

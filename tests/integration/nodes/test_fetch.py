@@ -12,7 +12,7 @@ from kvcache.fetch import FetchRequest
 from kvcache.transfer import BlocksFrame, MessageFrame, decode
 from pipelines.node import fetch_service
 from tests.fakes.cache_hints import chain, hint
-from tests.fakes.canary_pipeline import continuation
+from tests.fakes.canary_pipeline import block_bytes, continuation
 from tests.integration.nodes.rig import Node, Orchestrator, Rig, at_rest, holds, prompt, target
 
 SHARED = prompt(20, 0)
@@ -40,6 +40,7 @@ async def test_a_prefill_node_fetches_what_the_hint_says_another_one_has(rig: Ri
     assert second.counters.value("blocks_fetched") == 20
     assert two.pipeline.computed_tokens == 2
     assert orchestrator.deltas[fence][0].num_cached_tokens == 80
+    assert orchestrator.deltas[fence][0].fetched_bytes == {"prefill-1": 20 * block_bytes(4)}
     await at_rest(first, second, decode_node)
 
 
@@ -53,6 +54,7 @@ async def test_a_decode_node_fetches_before_it_prefills_locally(rig: Rig) -> Non
     assert await other.result(fence) == continuation([*SHARED, 2], 4)
     assert two.pipeline.computed_tokens <= 1 + 4 and second.counters.value("blocks_fetched") == 20
     assert other.deltas[fence][0].num_cached_tokens == 80
+    assert other.deltas[fence][0].fetched_bytes == {"decode-1": 20 * block_bytes(4)}
     await at_rest(first, second)
 
 
@@ -71,6 +73,7 @@ async def test_a_decode_node_fetches_what_others_have_when_no_prefill_node_could
     assert second.counters.value("blocks_fetched") == 20
     assert two.pipeline.computed_tokens <= 1 + 4
     assert other.deltas[fence][0].num_cached_tokens == 80
+    assert other.deltas[fence][0].fetched_bytes == {"decode-1": 20 * block_bytes(4)}
     await at_rest(holder, second)
 
 

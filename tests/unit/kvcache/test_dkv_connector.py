@@ -77,7 +77,7 @@ class Play:
     async def load(self, metadata: dict[str, Any] | None, known: int = 0) -> int:
         located = await self.connector.lookup(HASHES, known, metadata)
         destinations = [memoryview(bytearray(100)) for _ in range(located.blocks - known)]
-        return await self.connector.load(located, HASHES, known, destinations, 5.0)
+        return (await self.connector.load(located, HASHES, known, destinations, 5.0)).blocks
 
 
 async def test_a_holder_is_asked_for_what_is_missing_and_nothing_more() -> None:

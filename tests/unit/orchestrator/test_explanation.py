@@ -2,10 +2,11 @@ import asyncio
 import json
 import logging
 
+import msgspec
 import pytest
 
 from orchestrator.explanation import Explanations, RequestRecord
-from pipelines.types.frames import Outputs, Pulled
+from pipelines.types.frames import Delta, Outputs, Pulled
 from pipelines.types.status import GenerationStatus
 from pronghorn.errors import NodeRefused, TransferFailed
 from pronghorn.ids import RequestID
@@ -60,6 +61,27 @@ async def test_bytes_moved_are_those_that_the_decode_node_counted_failed_hand_ov
         assert record is not None
         (attempt,) = record.attempts
         assert attempt.moved_bytes == 4300 and attempt.predicted_bytes > 0
+    await client.stop(1.0)
+
+
+async def test_bytes_that_were_fetched_are_told_by_their_source() -> None:
+    request_id, client = RequestID(), Owner("client")
+    async with running() as cluster:
+        node = await cluster.join("decode-1")
+        task = client.start(read(cluster, request_id), "request")
+        submit = await node.submitted()
+        late = msgspec.structs.replace(submit.fence, attempt=submit.fence.attempt + 7)
+        for fence, tokens, fetched_bytes in (
+            (late, [], {"decode-9": 1}),
+            (submit.fence, [5], {"decode-2": 300, "host": 10}),
+            (submit.fence, [6], {"decode-2": 4000}),
+        ):
+            node.say(Outputs([Delta(fence, tokens, fetched_bytes=fetched_bytes)]))
+        node.produce(submit.fence, 7, status=GenerationStatus.END_OF_SEQUENCE)
+        await asyncio.wait_for(task, 60)
+        record = cluster.replica.explain(str(request_id))
+        assert record is not None
+        assert record.attempts[-1].fetched_bytes == {"decode-2": 4300, "host": 10}
     await client.stop(1.0)
 
 
