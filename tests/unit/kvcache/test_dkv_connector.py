@@ -126,3 +126,20 @@ async def test_a_directory_that_does_not_answer_stalls_one_prompt_for_a_moment_a
     play.clock.advance(DIRECTORY_PAUSE_S)
     await play.load(None)
     assert directory.questions == 2
+
+
+async def test_replaying_the_hint_of_another_tenant_is_as_much_work_as_making_one_up() -> None:
+    """What is done, asked and counted does not depend on what the other tenant has, so that no time tells of it."""
+    others = [BlockHash(bytes([100 + n]) * 32) for n in range(10)]
+    told = []
+    for last_hash in (others[-1], BlockHash(bytes(32))):
+        directory = Slow(ManualClock())
+        await directory.open(NodeName("a"), record("a").incarnation, 1.0)
+        await directory.stored(NodeName("a"), record("a").incarnation, others)
+        play = Play(directory)
+        replayed = {"version": 1, "instances": [{"name": "a", "blocks": 10, "last_hash": last_hash.hex()}]}
+        assert await play.load(replayed) == 0
+        told.append((play.source.asked, directory.questions, play.counters.snapshot()))
+    assert told[0] == told[1]
+    asked, questions, counts = told[0]
+    assert not asked and not questions and counts["cache_hint_miss.wrong_hash"] == 1
