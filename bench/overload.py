@@ -5,7 +5,8 @@ again; then the urgent requests of what follows are asked alone, one after anoth
 second as it could end are sent, at random moments, whatever becomes of those before, some of them urgent; at last one
 client asks one thing after another, and how long it takes until that is as fast as it was alone is the way back.
 
-    goodput     tokens a second of requests that were answered whole, counted when they came
+    goodput     tokens a second of requests that were answered whole: of the prompt, counted with the first of the
+                answer, and of the answer, each when it came
     first token of a request that was let in, from when it was sent
 
 The urgent requests have the same lengths in the same order alone and among the others, and every prompt is new. This
@@ -41,8 +42,8 @@ NAME = "bench-overload"
 START_S, DOWN_S = 600.0, 180.0
 SHAPE = ("--prefill=1", "--decode=1", "--threads=1", "--disaggregation=always", "--kv-memory=512MiB")
 SERVICE = ("--option=service.max_queue_wait_s=5", "--option=service.starts_per_node=4")
-PROMPT_LOG, PROMPT_SPREAD, PROMPT_LIMITS = 4.6, 0.5, (8, 512)
-"""Log-normal, in tokens: half have up to 100, one in a hundred 320 or more."""
+PROMPT_LOG, PROMPT_SPREAD, PROMPT_LIMITS = 5.2, 0.5, (8, 640)
+"""Log-normal, in tokens: half have up to 180, one in a hundred 580 or more."""
 NEW_LOG, NEW_SPREAD, NEW_LIMITS = 3.0, 0.3, (4, 64)
 VOCABULARY = range(100, 40_000)
 URGENT = -1
@@ -229,8 +230,8 @@ def goodput(heard: list[Heard], from_s: float, until_s: float, window_s: float) 
     at_s, tokens = [], []
     for one in heard:
         if one.whole:
-            at_s += one.times_s
-            tokens += [one.asked.new_tokens / len(one.times_s)] * len(one.times_s)
+            at_s += [one.times_s[0], *one.times_s]
+            tokens += [one.asked.prompt_tokens, *([one.asked.new_tokens / len(one.times_s)] * len(one.times_s))]
     edges = np.linspace(from_s, until_s, 1 + max(1, round((until_s - from_s) / window_s)))
     return [float(n) for n in np.histogram(at_s, edges, weights=tokens)[0] / np.diff(edges)]
 

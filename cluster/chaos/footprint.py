@@ -32,8 +32,10 @@ def of_system(site: LocalSite) -> list[Taken]:
         with suppress(psutil.Error), process.oneshot():
             words = words_of(process)
             title = words[words.index("-m") + 1] if "-m" in words[:-1] else " ".join(words)[:TITLE] or process.name()
+            memory = process.memory_info()
             amounts = {
-                "MiB": process.memory_info().rss / MIB,
+                "MiB": memory.rss / MIB,
+                "own MiB": (memory.rss - memory.shared) / MIB,
                 "threads": float(process.num_threads()),
                 "descriptors": float(process.num_fds()),
             }

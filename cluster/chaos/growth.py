@@ -5,6 +5,7 @@ minute the least counts, and a slope is that of a straight line through those (l
 (rows, an index) go up again afterwards: of those the most of the last third counts, beside the most of the second.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -32,14 +33,16 @@ class Bound(NamedTuple):
 
 
 BOUNDS: dict[str, Bound] = {
-    "MiB": Bound(1.0),
+    "own MiB": Bound(1.0),
+    "MiB": Bound(math.inf),
     "threads": Bound(0.5),
     "descriptors": Bound(0.5),
     "tasks": Bound(0.5),
     "index KiB": Bound(4.0, 0.03, emptied=True),
     "rows": Bound(4.0, 0.03, emptied=True),
 }
-"""By what is taken, with its unit: by how much it may grow."""
+"""By what is taken, with its unit: by how much it may grow. Own memory is resident memory that is shared with nobody;
+all of it grows for as long as there are blocks that were never written, and is shown."""
 
 
 class Taken(NamedTuple):

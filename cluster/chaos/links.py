@@ -19,13 +19,17 @@ ADVERTISED = "127.0.0.9"
 LISTENING = "127.0.0.1"
 PERIOD_S = 0.05
 STOP_GRACE_S = 30.0
+IDLE_S = 60.0
+"""After which nobody stands any more where nobody is registered and nobody is connected."""
 
 
 class Links:
     """Between `start` and `stop`; the cluster is started after and ended before."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, idle_s: float = IDLE_S) -> None:
         self._folder = folder
+        self._idle_s = idle_s
+        self._idle_since_s: dict[str, float] = {}
         self._owner = Owner("links")
         self._proxies: dict[str, CutProxy] = {}
         self.records: dict[str, NodeRecord] = {}
@@ -65,10 +69,20 @@ class Links:
         return RedisRegistry(state.redis_url, run.config.service.key_prefix)
 
     async def _stand_before(self, records: list[NodeRecord]) -> None:
-        for record in records:
-            for address in (record.address, record.operations_address):
-                if address is not None and address not in self._proxies:
-                    port = int(address.rpartition(":")[2])
-                    proxy = self._proxies[address] = CutProxy(LISTENING, port)
-                    await proxy.start(ADVERTISED, port)
+        wanted = {address for record in records for address in (record.address, record.operations_address) if address}
+        for address in sorted(wanted - self._proxies.keys()):
+            port = int(address.rpartition(":")[2])
+            proxy = self._proxies[address] = CutProxy(LISTENING, port)
+            await proxy.start(ADVERTISED, port)
+        await self._leave(wanted)
         self.records = {record.name: record for record in records}
+
+    async def _leave(self, wanted: set[str]) -> None:
+        """Where a node has gone: Redis may have forgotten one that lives, and one that leaves still has streams."""
+        now_s = asyncio.get_running_loop().time()
+        for address, proxy in list(self._proxies.items()):
+            if address in wanted or proxy.connections:
+                self._idle_since_s.pop(address, None)
+            elif now_s - self._idle_since_s.setdefault(address, now_s) > self._idle_s:
+                del self._proxies[address], self._idle_since_s[address]
+                await proxy.stop()

@@ -210,4 +210,7 @@ def _told(request: Request) -> str:
     said = f"request {request.number} (prompt {request.body}), sent at {last.sent_s:.2f} s: {last.how} {last.note}"
     if request.verdict() in (Verdict.WRONG, Verdict.DUPLICATED) or last.how == ANSWERED:
         return f"{said}; it heard {last.text!r} where {request.expected!r} was due"
-    return f"{said} after {len(last.text)} of {len(request.expected or last.text)} characters"
+    first = request.tries[0].sent_s if request.tries else 0.0
+    heard = f", the last of them at {last.pieces[-1].at_s:.2f} s" if last.pieces else ""
+    text = f"{said} after {len(last.text)} of {len(request.expected or last.text)} characters{heard}"
+    return f"{text}; try {len(request.tries)}, the first at {first:.2f} s"

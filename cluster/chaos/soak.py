@@ -48,6 +48,7 @@ LOAD = Load(
     new_tokens=[1, 4, 16, 48],
     seeded=0.4,
     leaving=0.1,
+    deadline_s=300.0,  # two nodes that are replaced at once on a busy machine are a minute or two
     retries=10,
 )
 SAMPLE_S = 3.0

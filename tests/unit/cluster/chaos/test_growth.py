@@ -5,7 +5,7 @@ from cluster.chaos.growth import Growth, Life, Taken, Watch
 LIFE = Life(7, 0.0)
 
 
-def grown(amounts: list[float], what: str = "MiB", every_s: float = 3.0) -> list[Growth]:
+def grown(amounts: list[float], what: str = "own MiB", every_s: float = 3.0) -> list[Growth]:
     watch = Watch()
     for number, amount in enumerate(amounts):
         watch.see(number * every_s, [Taken(LIFE, "node", {what: amount})])
@@ -48,6 +48,14 @@ def test_what_was_seen_for_a_moment_has_no_slope_and_what_was_seen_for_minutes_i
 def test_a_pid_that_comes_again_is_another_process_and_the_fastest_stands_first() -> None:
     watch = Watch()
     for number in range(40):
-        flat, steep = Taken(Life(7, 0.0), "old", {"MiB": 100.0}), Taken(Life(7, 50.0), "new", {"MiB": 100.0 + number})
+        flat, steep = (
+            Taken(Life(7, 0.0), "old", {"own MiB": 100.0}),
+            Taken(Life(7, 50.0), "new", {"own MiB": 100.0 + number}),
+        )
         watch.see(10.0 * number, [flat, steep])
     assert [growth.title for growth in watch.growths()] == ["new", "old"]
+
+
+def test_blocks_that_are_written_for_the_first_time_are_no_leak() -> None:
+    [growth] = grown([100.0 + n for n in range(160)], "MiB")
+    assert growth.per_minute > 1.0 and not growth.is_clear
