@@ -42,8 +42,8 @@ NAME = "bench-overload"
 START_S, DOWN_S = 600.0, 180.0
 SHAPE = ("--prefill=1", "--decode=1", "--threads=1", "--disaggregation=always", "--kv-memory=512MiB")
 SERVICE = ("--option=service.max_queue_wait_s=5", "--option=service.starts_per_node=4")
-PROMPT_LOG, PROMPT_SPREAD, PROMPT_LIMITS = 5.2, 0.5, (8, 640)
-"""Log-normal, in tokens: half have up to 180, one in a hundred 580 or more."""
+PROMPT_LOG, PROMPT_SPREAD, PROMPT_LIMITS = 4.6, 0.5, (8, 512)
+"""Log-normal, in tokens: half have up to 100, one in a hundred 320 or more."""
 NEW_LOG, NEW_SPREAD, NEW_LIMITS = 3.0, 0.3, (4, 64)
 VOCABULARY = range(100, 40_000)
 URGENT = -1
