@@ -149,6 +149,7 @@ def test_a_black_hole_holds_up_nobody_else() -> None:
     assert verdict.endings == {"finished": 20 + 1}
 
 
+@pytest.mark.field("gpustack#5939", "tinfoilsh#469")
 @pytest.mark.parametrize("at_s", [0.3, 0.5, 0.7])
 @pytest.mark.parametrize(
     ("kind", "lasting_s"),
@@ -169,6 +170,7 @@ def test_streams_outlive_their_decode_node(kind: FaultKind, lasting_s: float, at
     assert verdict.endings == {"finished": 8 + 1}
 
 
+@pytest.mark.field("dynamo#13095")
 @pytest.mark.parametrize("kind", [FaultKind.CUT, FaultKind.CUT_BOTH, FaultKind.BREAK], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("ends", [("decode-0", "orchestrator-0"), ("orchestrator-0", "decode-0")])
 def test_streams_outlive_the_link_to_their_decode_node(kind: FaultKind, ends: tuple[str, str]) -> None:

@@ -48,6 +48,7 @@ def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
     assert first.choices[0].text == second.choices[0].text
 
 
+@pytest.mark.field("vllm#44607")
 def test_the_prompt_came_from_a_prefill_node_and_a_repeated_one_from_the_cache(cluster: RunningCluster) -> None:
     body = {"model": "smollm2-135m-instruct", "prompt": list(range(1000, 1050)), "max_tokens": 4, "temperature": 0}
     # Named, since a decode node may find it quicker to compute so short a prompt itself.

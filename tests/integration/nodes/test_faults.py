@@ -222,6 +222,29 @@ async def test_another_layout_is_refused_by_name_and_computed_here(rig: Rig) -> 
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("vllm#42895", "vllm#26744", "vllm#28925")
+async def test_every_pair_of_block_sizes_and_replicas_hands_over_or_is_refused_by_name(rig: Rig) -> None:
+    """vllm#42895: nodes of different block sizes and parallelism hung, or failed without a reason."""
+    shapes = [(4, 1), (4, 2), (8, 1), (2, 2)]
+
+    def told(block_tokens: int, replicas: int) -> dict[str, int]:
+        return {"block_tokens": block_tokens, "data_parallel": replicas}
+
+    prefill = {shape: (await rig.prefill(f"prefill-{i}", **told(*shape)))[0] for i, shape in enumerate(shapes)}
+    for number, (block_tokens, replicas) in enumerate(shapes):
+        decode, _ = await rig.decode(f"decode-{number}", **told(block_tokens, replicas))
+        orchestrator = await rig.orchestrator(decode)
+        for (theirs, _), node in prefill.items():
+            refused = node.counters.value("hand_over_refused", "layout.block_tokens")
+            committed = decode.counters.value("pull_committed")
+            assert await answer(orchestrator, target(node)) == EXPECTED
+            alike = theirs == block_tokens
+            assert decode.counters.value("pull_committed") - committed == alike
+            assert node.counters.value("hand_over_refused", "layout.block_tokens") - refused == (not alike)
+            decode.shell.drop_prefix_cache()
+        await at_rest(decode, *prefill.values())
+
+
 async def test_another_seed_and_another_model_are_refused_by_name(rig: Rig) -> None:
     other_seed, _ = await rig.prefill("prefill-1", seed=bytes(32))
     other_model, _ = await rig.prefill("prefill-2", model_name="other")

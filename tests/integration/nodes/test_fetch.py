@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import msgspec
 import pytest
@@ -9,8 +10,18 @@ import pytest
 from decode_nodes.node import DecodeNode
 from kvcache import fetch
 from kvcache.fetch import FetchRequest
-from kvcache.transfer import BlocksFrame, MessageFrame, decode
+from kvcache.transfer import (
+    IN_FRAMES,
+    SHARED_FRAME_BYTES,
+    BlocksFrame,
+    Carriage,
+    MessageFrame,
+    decode,
+    encode_shared,
+    is_shared,
+)
 from pipelines.node import fetch_service
+from pronghorn.clock import ManualClock
 from tests.fakes.cache_hints import chain, hint
 from tests.fakes.canary_pipeline import block_bytes, continuation
 from tests.integration.nodes.rig import Node, Orchestrator, Rig, at_rest, holds, prompt, target
@@ -205,6 +216,9 @@ def request(node: DecodeNode, hashes: list, **changes: object) -> FetchRequest:
 async def words(frames: AsyncGenerator[bytes, None]) -> list[object]:
     said: list[object] = []
     async for data in frames:
+        if is_shared(data):  # which only who has mapped the memory can read
+            said.append(data)
+            continue
         frame = decode(data)
         said.append(fetch.decode(frame.payload) if isinstance(frame, MessageFrame) else frame)
     return said
@@ -224,17 +238,52 @@ async def test_a_fetch_for_an_earlier_life_or_of_another_seed_is_declined(rig: R
         assert isinstance(declined, fetch.Declined)
 
 
+def carriages(node: DecodeNode) -> dict[str, Carriage]:
+    place = node.shell.link.memory.place
+    return {"in frames": IN_FRAMES, "shared memory": Carriage(partial(encode_shared, place=place), SHARED_FRAME_BYTES)}
+
+
 @pytest.mark.field("Mooncake#4239")
 @pytest.mark.field("vllm#21570")
+@pytest.mark.parametrize("way", ["in frames", "shared memory"])
+@pytest.mark.parametrize("blocks", [1, 20], ids=["single", "batch"])
 async def test_reading_after_the_lease_has_ended_gives_expired_and_no_bytes(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, blocks: int, way: str
 ) -> None:
     node, _ = await rig.decode()
     orchestrator = await rig.orchestrator(node)
     await orchestrator.result(await asks(orchestrator, [*SHARED, 1]))
     monkeypatch.setattr(fetch_service, "LEASE_S", 0.0)
-    said = await words(node.shell.exchange._service.frames(request(node, chain(SHARED)).to_bytes()))
+    asked = request(node, chain(SHARED)[:blocks]).to_bytes()
+    said = await words(node.shell.exchange._service.frames(asked, carriages(node)[way]))
     assert isinstance(said[-1], fetch.Declined) and said[-1].error.code == fetch.EXPIRED
-    assert not any(isinstance(word, BlocksFrame) for word in said)
+    assert not any(isinstance(word, BlocksFrame | bytes) for word in said)
     assert node.counters.value("blocks_lent") == 0
+    await at_rest(node)
+
+
+@pytest.mark.field("Mooncake#4239")
+@pytest.mark.parametrize("way", ["in frames", "shared memory"])
+async def test_a_stream_whose_lease_ends_under_way_gives_expired_and_no_more_bytes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Mooncake#4239: of the ways to read, one went on serving bytes after the lease had ended."""
+    node, _ = await rig.decode()
+    orchestrator = await rig.orchestrator(node)
+    await orchestrator.result(await asks(orchestrator, [*SHARED, 1]))
+    service, clock = node.shell.exchange._service, ManualClock(rig.clock.now_s())
+    monkeypatch.setattr(service, "_clock", clock)
+    block_by_block = carriages(node)[way]._replace(frame_bytes=1)
+    lent: list[int] = []
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        async for frame in service.frames(request(node, chain(SHARED)).to_bytes(), block_by_block):
+            yield frame
+            lent.append(node.counters.value("blocks_lent"))
+            if lent[-1] == 5:
+                clock.advance(fetch_service.LEASE_S)
+
+    said = await words(frames())
+    assert isinstance(said[-1], fetch.Declined) and said[-1].error.code == fetch.EXPIRED
+    assert max(lent) == 5
     await at_rest(node)

@@ -21,6 +21,7 @@ async def test_a_prompt_is_prefilled_there_and_decoded_here(rig: Rig) -> None:
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("vllm#44607")
 @pytest.mark.field("vllm#48633")
 @pytest.mark.conformance(43)
 @pytest.mark.parametrize("cached_blocks", range(4))

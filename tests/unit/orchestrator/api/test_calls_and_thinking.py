@@ -71,6 +71,7 @@ async def test_a_whole_answer_tells_its_calls() -> None:
     assert alone["choices"][0]["message"]["content"] is None
 
 
+@pytest.mark.field("vllm#30671")
 @pytest.mark.conformance(63)
 @pytest.mark.parametrize("pieces", [1, 3, 7, 1000])
 async def test_deltas_join_to_the_whole_answer(pieces: int) -> None:
@@ -127,6 +128,7 @@ async def test_thinking_is_told_under_one_name(key: str, emit: bool) -> None:
     assert "<think>" not in json.dumps(choices)
 
 
+@pytest.mark.field("vllm#30671")
 @pytest.mark.conformance(64)
 @pytest.mark.parametrize("pieces", [1, 5, 1000])
 async def test_with_thinking_and_calls_deltas_join_to_the_whole_answer(pieces: int) -> None:

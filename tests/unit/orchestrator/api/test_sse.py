@@ -14,6 +14,7 @@ from tests.fakes.scripted_generator import Fail, Stall, Tokens, spoken
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
 
+@pytest.mark.field("vllm-ascend#13165")
 @pytest.mark.conformance(62)
 async def test_no_header_leaves_before_the_first_output() -> None:
     stall = Stall()
@@ -70,6 +71,7 @@ async def test_a_server_that_stops_cancels_the_work() -> None:
     assert served.generator.all_closed
 
 
+@pytest.mark.field("tinfoilsh#469")
 async def test_a_silent_stream_carries_comments() -> None:
     stall = Stall()
     served = Served([Tokens(b"h"), stall, *spoken("i")], heartbeat_s=0.01)
@@ -122,6 +124,7 @@ def test_every_event_is_one_line_of_ascii_json(chunks, text: str) -> None:
     assert (choice["delta"]["content"] if "delta" in choice else choice["text"]) == text
 
 
+@pytest.mark.field("vllm-ascend#13165", "gpustack#5939")
 @pytest.mark.conformance(62)
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_long_prefill_carries_comments_and_what_fails_then_is_an_event(fails: bool, caplog) -> None:
@@ -140,6 +143,7 @@ async def test_a_long_prefill_carries_comments_and_what_fails_then_is_an_event(f
     assert not last["more_body"]
 
 
+@pytest.mark.field("vllm-ascend#13165")
 async def test_what_fails_within_the_first_heartbeat_is_an_http_error() -> None:
     served = Served([Fail(NodeLost("decode-1 is gone"))], heartbeat_s=60.0)
     connection = Connection(served.app, "/v1/chat/completions", CHAT | {"stream": True})

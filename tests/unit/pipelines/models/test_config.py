@@ -93,6 +93,7 @@ def test_yarn_takes_what_it_is_not_told_from_the_model() -> None:
     assert scaling.attention_factor == pytest.approx(1.0693, abs=1e-4)
 
 
+@pytest.mark.field("ROCm/ATOM#2154")
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
