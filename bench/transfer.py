@@ -1,11 +1,14 @@
 """What a block costs on its way from one process to another: `python -m bench.transfer [--quick]`.
 
 A holder and an asker, two processes of one host; every path brings the same bytes into the asker's block memory. The
-project's own frames, with a digest of each block made by the holder and checked by the asker, over gRPC (one stream and
-four, on one connection and on four; plaintext and mutual TLS) and over shared memory; beside them plain TCP into place
-(`recv_into`) and a copy within one process, which check nothing; beside them Mooncake's TCP engine where
-`mooncake-transfer-engine-non-cuda` is installed. Rounds are interleaved; best and median of them. Processor time is
-that of both processes. Prints a table and a JSON line, and never fails on a figure.
+project's own frames, with a digest of each block made by the holder and checked by the asker, over gRPC (streams on one
+connection and on four; plaintext and mutual TLS) and over shared memory; beside them plain TCP into place (`recv_into`)
+and a copy within one process, which check nothing; beside them Mooncake's TCP engine where
+`mooncake-transfer-engine-non-cuda` is installed. A block leaves for the first time, as in a hand-over, and the holder
+digests it, except in paths that say "again", as in a fetch of what another has fetched before. Each process has half of
+the cores, on every path, so that no figure depends on where the kernel happens to put them. Rounds are interleaved;
+best and median of them. Processor time is that of both processes. Prints a table and a JSON line, and never fails on a
+figure.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import asyncio
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import socket
@@ -33,6 +37,7 @@ import psutil
 from kvcache import transfer
 from kvcache.layout import KVLayout
 from kvcache.memory import BlockMemory
+from kvcache.served_digests import ServedDigests
 from pipelines.node.frame_memory import keep_frame_memory
 from pipelines.node.local_client import LocalStreamClient
 from pipelines.node.local_server import LocalServer
@@ -54,21 +59,24 @@ MODEL = KVLayout("smollm2-135m-instruct", "float32", block_tokens=16, num_layers
 BLOCKS = {"64 KiB": 64 * KIB, "256 KiB": 256 * KIB, "1 MiB": MIB, "model (720 KiB)": MODEL.block_bytes}
 TIMEOUT_S = 120.0
 MOONCAKE_BATCH = 16
+CORES = sorted(os.sched_getaffinity(0))
+HOLDERS_CORES, ASKERS_CORES = CORES[: max(1, len(CORES) // 2)], CORES[len(CORES) // 2 :]
 TCP, COPY, SHARED = "TCP recv_into", "copy in one process", "shared memory"
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Every `step`th block from `first` to `last`, numbers that go round the pool: streams that run at once read
-    different memory."""
+    """The blocks from `first` to `last`, numbers that go round the pool. Each of several streams asks for a stretch:
+    one that came back to the same few blocks would read them from a cache."""
 
     block_bytes: int
     first: int
     last: int
-    step: int = 1
+    again: bool = False
+    """The blocks have left before, and are as they were then."""
 
     @property
     def numbers(self) -> range:
-        return range(self.first, self.last, self.step)
+        return range(self.first, self.last)
 
 
 class Spoken(msgspec.Struct, frozen=True):
@@ -102,6 +110,8 @@ class Holder:
         step = carriage.blocks_per_frame(ask.block_bytes)
         for first in range(0, len(ask.numbers), step):
             numbers = ask.numbers[first : first + step]
+            if not ask.again:
+                self.memory.begin_life(0)
             for frame in carriage.encode(((n, self.block(n, ask.block_bytes)) for n in numbers), sent):
                 yield frame
         yield transfer.encode_commit(sent)
@@ -130,7 +140,10 @@ class Mooncake:
     def installed() -> bool:
         try:
             importlib.import_module("mooncake.engine")
-        except ImportError:
+        except ModuleNotFoundError:
+            return False
+        except ImportError as error:
+            print(f"Mooncake is installed and cannot be loaded: {error}", file=sys.stderr)
             return False
         return True
 
@@ -144,15 +157,17 @@ class Mooncake:
 
 
 async def hold(incarnation: Incarnation, tls: TlsFiles) -> None:
+    pin(HOLDERS_CORES)
     keep_frame_memory()  # as a node does
     holder = Holder()
     method = StreamMethod(FETCH_METHOD, holder.frames)
     server = grpc_server()
-    server.add_generic_rpc_handlers([method.handler()])
+    digest_of = ServedDigests(holder.memory).digest
+    server.add_generic_rpc_handlers([method.handler(digest_of)])
     port = server.add_insecure_port("127.0.0.1:0")
     tls_port = Credentials(tls).add_port(server, "127.0.0.1:0")
     await server.start()
-    local = LocalServer(incarnation, [method], holder.memory, Counters())
+    local = LocalServer(incarnation, [method], holder.memory, Counters(), digest_of=digest_of)
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=holder.serve_tcp, args=(listener,), daemon=True).start()
     mooncake = Mooncake(holder.memory) if Mooncake.installed() else None
@@ -170,6 +185,11 @@ async def hold(incarnation: Incarnation, tls: TlsFiles) -> None:
 def block_of(memory: BlockMemory, number: int, block_bytes: int) -> memoryview:
     start = number % (POOL_BYTES // block_bytes) * block_bytes
     return memory.block(0)[start : start + block_bytes]
+
+
+def pin(cores: list[int]) -> None:
+    """This process and its children to come."""
+    os.sched_setaffinity(0, cores)
 
 
 Way = Callable[[int, int], Awaitable[None]]
@@ -198,24 +218,27 @@ class Asker:
         paths: dict[str, Way] = {
             TCP: self.tcp,
             COPY: self.copy,
-            "gRPC, 1 stream": self.streams([one]),
-            "gRPC, 4 streams on 1 connection": self.streams([one] * 4),
-            "gRPC, 4 streams on 4 connections": self.streams(four),
-            "gRPC and TLS, 1 stream": self.streams(tls[:1], self._spoken.tls_port),
-            "gRPC and TLS, 4 on 4 connections": self.streams(tls, self._spoken.tls_port),
+            "gRPC, 1 connection": self.streams([one]),
+            "gRPC, 1 connection, again": self.streams([one], again=True),
+            "gRPC, 1 connection, 64 streams": self.streams([one] * 64),
+            "gRPC, 4 connections": self.streams(four),
+            "gRPC and TLS, 1 connection": self.streams(tls[:1], self._spoken.tls_port),
+            "gRPC and TLS, 4 connections": self.streams(tls, self._spoken.tls_port),
             SHARED: self.streams([local]),
-            "shared memory, 4 streams": self.streams([local] * 4),
+            f"{SHARED}, again": self.streams([local], again=True),
+            f"{SHARED}, 64 streams": self.streams([local] * 64),
         }
         if self._spoken.mooncake is not None:
             paths["Mooncake, TCP, batches of 16"] = partial(Mooncake(self.memory).read, self._spoken.mooncake)
         return paths
 
-    def streams(self, clients: list[Any], port: int | None = None) -> Way:
+    def streams(self, clients: list[Any], port: int | None = None, *, again: bool = False) -> Way:
         address = f"127.0.0.1:{port or self._spoken.grpc_port}"
         target = PrefillTarget(NodeName("holder"), address, Incarnation(self._spoken.incarnation))
 
         async def path(block_bytes: int, blocks: int) -> None:
-            asks = [Ask(block_bytes, first, blocks, len(clients)) for first in range(len(clients))]
+            ends = [blocks * number // len(clients) for number in range(len(clients) + 1)]
+            asks = [Ask(block_bytes, first, last, again) for first, last in itertools.pairwise(ends)]
             await asyncio.gather(*(self._fetch(client, target, ask) for client, ask in zip(clients, asks, strict=True)))
 
         return path
@@ -279,6 +302,7 @@ async def measure(total_bytes: int, rounds: int, only: str) -> list[dict[str, An
 
 async def measure_between(total_bytes: int, rounds: int, only: str, tls: TlsFiles) -> list[dict[str, Any]]:
     with holder_process(tls) as (process, spoken):
+        pin(ASKERS_CORES)
         both = psutil.Process(), psutil.Process(process.pid)
         keep_frame_memory()
         asker = Asker(spoken, tls)
@@ -288,6 +312,8 @@ async def measure_between(total_bytes: int, rounds: int, only: str, tls: TlsFile
             for size, block_bytes in BLOCKS.items():
                 for name, path in paths.items():
                     blocks = total_bytes // block_bytes
+                    if "again" in name:
+                        await path(block_bytes, blocks)
                     began_s, used_s = time.perf_counter(), processor_s(*both)
                     await path(block_bytes, blocks)
                     gigabytes = blocks * block_bytes / 1e9
@@ -326,15 +352,17 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--quick", action="store_true", help="128 MiB and two rounds in the stead of 1 GiB and five")
+    options.add_argument("--quick", action="store_true", help="128 MiB and two rounds")
+    options.add_argument("--mib", type=int, default=1024, help="so many MiB each time; 1024 where nothing is said")
+    options.add_argument("--rounds", type=int, default=5, help="so many times; 5 where nothing is said")
     options.add_argument("--only", default="", help="only paths that have this in their name, and TCP")
     options.add_argument("--hold", nargs=2, help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.hold is not None:
         asyncio.run(hold(Incarnation(asked.hold[0]), TlsFiles.in_folder(asked.hold[1])))
         return
-    total_bytes, rounds = (128 * MIB, 2) if asked.quick else (1024 * MIB, 5)
-    show(asyncio.run(measure(total_bytes, rounds, asked.only)))
+    mib, rounds = (128, 2) if asked.quick else (asked.mib, asked.rounds)
+    show(asyncio.run(measure(mib * MIB, rounds, asked.only)))
 
 
 if __name__ == "__main__":

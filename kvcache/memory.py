@@ -1,7 +1,9 @@
 """The bytes of every block of a pool: one shared mapping that a node and its engine both see.
 
-Knows a file descriptor and sizes; not what lies in a block, nor who may touch it. The whole size is allocated when
-the memory is made, so that too little memory is a clear error at start, not a SIGBUS under load.
+Knows a file descriptor, sizes and how often each block was given away; not what lies in a block, nor who may touch it.
+The whole size is allocated when the memory is made, so that too little memory is a clear error at start, not a SIGBUS
+under load. Behind the blocks lies a number for each: its life, which the engine's pool counts up (`begin_life`) before
+anything else is written there. Whoever reads one life twice, both times under a hold, has read the same bytes.
 """
 
 import ctypes
@@ -14,6 +16,7 @@ from kvcache.available_memory import available_bytes
 from pronghorn.errors import ConfigurationError
 
 _ZEROS = bytes(1 << 20)
+_LIFE_BYTES = 8
 
 
 class BlockMemory:
@@ -27,15 +30,17 @@ class BlockMemory:
         self.fd = fd
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes
-        self.buffer = mmap.mmap(fd, num_blocks * block_bytes)
+        self.buffer = mmap.mmap(fd, _size(num_blocks, block_bytes))
         self._view = memoryview(self.buffer)
+        self._lives = self._view[-num_blocks * _LIFE_BYTES :].cast("Q")
+        self._start = _address(self._view)
         self._closed = False
 
     @classmethod
     def create(cls, num_blocks: int, block_bytes: int) -> "BlockMemory":
         """New zeroed memory. ConfigurationError, naming what is asked and what is there, where it does not fit."""
         _check_sizes(num_blocks, block_bytes)
-        asked = num_blocks * block_bytes
+        asked = _size(num_blocks, block_bytes)
         there = available_bytes()
         if there is not None and asked > there:
             raise _too_little(num_blocks, block_bytes, there)
@@ -53,7 +58,7 @@ class BlockMemory:
         """The memory behind `fd`, which now belongs to the result. ConfigurationError where its size is another."""
         _check_sizes(num_blocks, block_bytes)
         size = os.fstat(fd).st_size
-        if size != num_blocks * block_bytes:
+        if size != _size(num_blocks, block_bytes):
             raise ConfigurationError(
                 f"the block memory holds {size} bytes, but {num_blocks} blocks of {block_bytes} bytes were announced"
             )
@@ -68,7 +73,15 @@ class BlockMemory:
 
     def place(self, view: memoryview) -> int:
         """Where `view`, a view into this memory, begins: bytes from the memory's first."""
-        return _address(view) - _address(self._view)
+        return _address(view) - self._start
+
+    def begin_life(self, block_id: int) -> None:
+        """Other bytes will be written into this block. Only the process that gives blocks away calls it."""
+        self._lives[block_id] += 1
+
+    def life(self, block_id: int) -> int:
+        """Which life of the block this is; the same in every process that sees the memory."""
+        return self._lives[block_id]
 
     def readable_fd(self) -> int:
         """A new descriptor of this memory that can be mapped, and not written; the caller's to close. Linux only."""
@@ -84,6 +97,7 @@ class BlockMemory:
         if self._closed:
             return
         self._closed = True
+        self._lives.release()
         self._view.release()
         os.close(self.fd)
         try:
@@ -116,6 +130,12 @@ class ForeignMemory:
 
 def _address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _size(num_blocks: int, block_bytes: int) -> int:
+    """Blocks, and their lives on a place of their own width."""
+    blocks = num_blocks * block_bytes
+    return blocks + -blocks % _LIFE_BYTES + num_blocks * _LIFE_BYTES
 
 
 def _check_sizes(num_blocks: int, block_bytes: int) -> None:

@@ -15,7 +15,7 @@ lives until it is evicted. The copies stay findable one after the other, which k
 where a block can be found, so can all before it.
 """
 
-from collections.abc import KeysView, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass
 
 from kvcache.block import Block, BlockId
@@ -35,9 +35,15 @@ class PoolStats:
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, first_block: int = 0, journal: CacheJournal | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        first_block: int = 0,
+        journal: CacheJournal | None = None,
+        begin_life: Callable[[BlockId], None] | None = None,
+    ) -> None:
         """Its blocks are `first_block` .. `first_block + num_blocks - 1` of the memory. What becomes findable, and what
-        is no longer, is written to `journal`."""
+        is no longer, is written to `journal`; each block that `take` gives away is told to `begin_life` first."""
         if num_blocks < 1:
             raise ValueError(f"a pool has at least 1 block, not {num_blocks}")
         self._first = first_block
@@ -46,6 +52,7 @@ class BlockPool:
         self._by_hash: dict[BlockHash, list[Block]] = {}
         self._cached = 0
         self._journal = journal
+        self._begin_life = begin_life
 
     @property
     def num_free(self) -> int:
@@ -97,6 +104,8 @@ class BlockPool:
             if block.hash is not None:
                 self._unmap(block)
                 self._cached -= 1
+            if self._begin_life is not None:
+                self._begin_life(block.block_id)
             block.holders = 1
             taken.append(block.block_id)
         return taken

@@ -14,7 +14,7 @@ Work per call is proportional to the new blocks, never to the length of the sequ
 """
 
 from collections import Counter
-from collections.abc import Hashable, KeysView, Sequence
+from collections.abc import Callable, Hashable, KeysView, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,16 +57,17 @@ class PrefixCache:
         first_block: int = 0,
         enable_prefix_caching: bool = True,
         journal: CacheJournal | None = None,
+        begin_life: Callable[[BlockId], None] | None = None,
     ) -> None:
         """Over the blocks from `first_block` on. Without prefix caching nothing is hashed, published or matched; tables
-        and accounting stay the same. `journal` is told what can be found."""
+        and accounting stay the same. `journal` is told what can be found, `begin_life` which block gets other bytes."""
         self.num_blocks = num_blocks
         self.first_block = first_block
         self.block_tokens = hasher.block_tokens
         self._hasher = hasher
         self._caching = enable_prefix_caching
         self.journal = journal or CacheJournal()
-        self._pool = BlockPool(num_blocks, first_block, self.journal)
+        self._pool = BlockPool(num_blocks, first_block, self.journal, begin_life)
         self._tables: dict[Hashable, _Table] = {}
         self._promised: Counter[BlockHash] = Counter()
 

@@ -18,5 +18,7 @@ def paged_view(memory: BlockMemory, layout: KVLayout) -> torch.Tensor:
         raise ValueError(f"a block is {layout.block_bytes} bytes by its layout and {memory.block_bytes} in memory")
     # A memoryview of the mapping, not the mapping itself: torch holds on to the object that it is given, and only a
     # live view stops the mapping from being closed beneath the tensor.
-    flat = torch.frombuffer(memoryview(memory.buffer), dtype=_DTYPES[layout.dtype])
+    flat = torch.frombuffer(
+        memoryview(memory.buffer)[: memory.num_blocks * memory.block_bytes], dtype=_DTYPES[layout.dtype]
+    )
     return flat.view(memory.num_blocks, *layout.shape)

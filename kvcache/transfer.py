@@ -17,6 +17,7 @@ counts before `BlockReceiver.commit` returns: until then the destination holds b
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from struct import Struct
 from typing import NamedTuple
 
@@ -101,6 +102,10 @@ def block_digest(block: bytes | memoryview) -> bytes:
     return bytes(xxhash.xxh3_128_digest(block))
 
 
+Digest = Callable[[memoryview], bytes]
+"""Of a block that leaves: `block_digest`, or what is remembered of it (`served_digests.py`)."""
+
+
 def encode_message(payload: bytes) -> bytes:
     return _HEADER.pack(_MAGIC, _VERSION, _MESSAGE_KIND) + payload
 
@@ -109,6 +114,7 @@ def encode_blocks(
     blocks: Iterable[tuple[int, memoryview]],
     sent: dict[int, bytes],
     target_frame_bytes: int = TARGET_FRAME_BYTES,
+    digest_of: Digest = block_digest,
 ) -> Iterator[bytes]:
     """Frames that carry `blocks`, pairs of position and bytes, in the order given.
 
@@ -121,7 +127,7 @@ def encode_blocks(
     for position, block in blocks:
         if position in sent:
             raise ValueError(f"block position {position} was sent already")
-        sent[position] = digest = block_digest(block)
+        sent[position] = digest = digest_of(block)
         if len(block) > room and batch:
             yield _blocks_frame(batch)
             batch, room = [], target_frame_bytes
@@ -140,11 +146,16 @@ IN_FRAMES = Carriage(encode_blocks, TARGET_FRAME_BYTES)
 """For a receiver that sees nothing but what it is sent."""
 
 
+def in_frames(digest_of: Digest) -> Carriage:
+    return Carriage(partial(encode_blocks, digest_of=digest_of), TARGET_FRAME_BYTES)
+
+
 def encode_shared(
     blocks: Iterable[tuple[int, memoryview]],
     sent: dict[int, bytes],
     place: Callable[[memoryview], int],
     target_frame_bytes: int = SHARED_FRAME_BYTES,
+    digest_of: Digest = block_digest,
 ) -> Iterator[bytes]:
     """As `encode_blocks`, for a receiver that sees the memory in which the blocks lie, each at `place(block)`.
 
@@ -155,7 +166,7 @@ def encode_shared(
     for position, block in blocks:
         if position in sent:
             raise ValueError(f"block position {position} was sent already")
-        sent[position] = digest = block_digest(block)
+        sent[position] = digest = digest_of(block)
         headers.append(_SHARED.pack(position, len(block), place(block), digest))
         room -= len(block)
         if room <= 0:

@@ -33,7 +33,7 @@ from pronghorn.tasks import Owner
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
-WINDOW_FRAMES: Final = 3
+WINDOW_FRAMES: Final = 8
 """Shared frames that wait to be taken: the holder digests one while the asker copies another."""
 TAKEN: Final = b""
 END: Final = b""
@@ -54,10 +54,13 @@ class LocalServer:
         memory: BlockMemory,
         counters: Counters,
         reader_timeout_s: float = READER_TIMEOUT_S,
+        digest_of: transfer.Digest = transfer.block_digest,
     ) -> None:
         self._methods = {method.name: method for method in methods}
         self._memory = memory
         self._counters = counters
+        encode = partial(transfer.encode_shared, place=memory.place, digest_of=digest_of)
+        self._carriage = transfer.Carriage(encode, transfer.SHARED_FRAME_BYTES)
         self._reader_timeout_s = reader_timeout_s
         self._owner = Owner(f"local-{incarnation[:8]}")
         self._connections: dict[LocalConnection, None] = {}
@@ -117,10 +120,8 @@ class _Served:
         if method is None:
             return False
         mapping = _Mapping(opened.mapped)
-        encode = partial(transfer.encode_shared, place=self._server._memory.place)
-        carriage = transfer.Carriage(encode, transfer.SHARED_FRAME_BYTES)
         async with asyncio.timeout(method.limit_s):
-            frames = method.frames(opened.request, carriage=carriage)
+            frames = method.frames(opened.request, carriage=self._server._carriage)
             whole = await hand_over(frames, partial(self._write, mapping), self._server._reader_timeout_s)
         if whole and not mapping.committed:
             await self._connection.send(END)

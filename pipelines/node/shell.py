@@ -25,6 +25,8 @@ from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
 from kvcache.registration import Registration
 from kvcache.registry import NodeRecord, NodeRegistry
+from kvcache.served_digests import ServedDigests
+from kvcache.transfer import Digest
 from operations.metrics import Metrics, Reading
 from operations.port import Operations
 from operations.server import OperationsServer
@@ -195,9 +197,10 @@ class NodeShell:
                 seed_digest=self._seed_digest,
             )
             streams = [*streams, self.exchange.open(ready, self._owner)]
-            handlers = [stream.handler() for stream in streams]
+            digest_of = ServedDigests(self.link.memory).digest
+            handlers = [stream.handler(digest_of) for stream in streams]
             port = self._service.bind(self._config.bind_host, self._config.port, handlers)
-            self._open_local(streams)
+            self._open_local(streams, digest_of)
             self.address = f"{self._config.dial_host}:{port}"
             await self._service.start()
             self._owner.start(self._sweep(), "sweep")
@@ -207,11 +210,11 @@ class NodeShell:
                 await self.stop()
         log.info("node %s (%s) serves on %s", self.name, self.incarnation[:8], self.address)
 
-    def _open_local(self, streams: Sequence[StreamMethod]) -> None:
+    def _open_local(self, streams: Sequence[StreamMethod], digest_of: Digest) -> None:
         if not (self._config.shared_memory and local_connection.SUPPORTED):
             return
         try:
-            self._local = LocalServer(self.incarnation, streams, self.link.memory, self.counters)
+            self._local = LocalServer(self.incarnation, streams, self.link.memory, self.counters, digest_of=digest_of)
         except OSError as error:  # others reach the node through gRPC all the same
             self.counters.count("local_refused", "not_opened")
             log.warning("node %s shares no memory with nodes on this host: %s", self.name, error)

@@ -34,8 +34,8 @@ class StreamMethod(NamedTuple):
     limit_s: float | None = None
     """It is cut off after that long."""
 
-    def handler(self) -> MethodHandlers:
-        frames = partial(self.frames, carriage=transfer.IN_FRAMES)
+    def handler(self, digest_of: transfer.Digest = transfer.block_digest) -> MethodHandlers:
+        frames = partial(self.frames, carriage=transfer.in_frames(digest_of))
         return stream_handler(self.name, frames, limit_s=self.limit_s)
 
 

@@ -4,10 +4,10 @@ Knows pools and slots. Must not know commands, states or what a batch is. Invari
 slot and all its blocks on one replica, the least loaded one that has room.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic
 
-from kvcache.block import BlockCopy
+from kvcache.block import BlockCopy, BlockId
 from kvcache.hashing import BlockHasher
 from kvcache.journal import CacheChange, CacheJournal
 from kvcache.prefix_cache import PrefixCache
@@ -18,8 +18,10 @@ from pipelines.runtime.reservation import reserve_prompt
 from pronghorn.ledger import Held, Kind
 
 
-def new_caches(config: EngineConfig, hasher: BlockHasher) -> list[PrefixCache]:
-    """One pool a replica, over its share of the one block memory; all with one journal."""
+def new_caches(
+    config: EngineConfig, hasher: BlockHasher, begin_life: Callable[[BlockId], None] | None = None
+) -> list[PrefixCache]:
+    """One pool a replica, over its share of the one block memory, which counts lives; all with one journal."""
     journal = CacheJournal()
     return [
         PrefixCache(
@@ -28,6 +30,7 @@ def new_caches(config: EngineConfig, hasher: BlockHasher) -> list[PrefixCache]:
             first_block=index * config.num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
             journal=journal,
+            begin_life=begin_life,
         )
         for index in range(config.data_parallel)
     ]

@@ -49,9 +49,11 @@ def canary_memory(config: EngineConfig) -> BlockMemory:
     return BlockMemory.create(config.total_blocks, block_bytes(config.block_tokens))
 
 
-def canary_caches(config: EngineConfig, seed: bytes = SEED) -> tuple[list[PrefixCache], BlockHasher]:
+def canary_caches(
+    config: EngineConfig, seed: bytes = SEED, memory: BlockMemory | None = None
+) -> tuple[list[PrefixCache], BlockHasher]:
     hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, canary_layout(config.block_tokens))
-    return new_caches(config, hasher), hasher
+    return new_caches(config, hasher, None if memory is None else memory.begin_life), hasher
 
 
 def canary_pipelines(
@@ -105,7 +107,7 @@ def build_canary_engine(
     if path.scheme != "canary":
         raise ConfigurationError(f"model {config.model_path} is not a canary")
     options = {name: float(value) for name, value in parse_qsl(path.query)}
-    caches, hasher = canary_caches(config, seed)
+    caches, hasher = canary_caches(config, seed, memory)
     scheduler = new_scheduler(config, caches, hasher)
     pipelines = canary_pipelines(
         config,

@@ -34,6 +34,22 @@ def test_a_copy_is_of_one_whole_block(memory):
     assert bytes(memory.block(3)) == bytes(range(64)) and bytes(memory.block(2)) == bytes(64)
 
 
+@pytest.mark.parametrize("block_bytes", [64, 61, 1 << 16])
+def test_each_block_has_a_life_of_its_own_which_every_process_sees_and_no_block_touches(block_bytes):
+    memory = BlockMemory.create(3, block_bytes)
+    other = BlockMemory.attach(os.dup(memory.fd), 3, block_bytes)
+    for block in range(3):
+        memory.block(block)[:] = b"\xff" * block_bytes
+    assert [other.life(block) for block in range(3)] == [0, 0, 0]
+    memory.begin_life(1)
+    memory.begin_life(1)
+    memory.begin_life(2)
+    assert [other.life(block) for block in range(3)] == [0, 2, 1]
+    assert all(bytes(other.block(block)) == b"\xff" * block_bytes for block in range(3))
+    other.close()
+    memory.close()
+
+
 @pytest.mark.parametrize("block_id", [-1, 4])
 def test_a_block_outside_the_pool_is_refused(memory, block_id):
     with pytest.raises(ValueError, match=f"block {block_id} is outside the pool of 4"):
@@ -41,7 +57,7 @@ def test_a_block_outside_the_pool_is_refused(memory, block_id):
 
 
 def test_attaching_with_other_sizes_is_refused(memory):
-    with pytest.raises(ConfigurationError, match="256 bytes.*5 blocks of 64"):
+    with pytest.raises(ConfigurationError, match="288 bytes.*5 blocks of 64"):
         BlockMemory.attach(memory.fd, 5, 64)
 
 
@@ -73,7 +89,7 @@ def test_a_system_without_memfd_gets_an_unlinked_file(monkeypatch):
     monkeypatch.delattr(memory_module.os, "posix_fallocate", raising=False)
     memory = BlockMemory.create(3, 1 << 20)
     memory.block(2)[:4] = b"live"
-    assert os.fstat(memory.fd).st_nlink == 0 and os.fstat(memory.fd).st_size == 3 << 20
+    assert os.fstat(memory.fd).st_nlink == 0 and os.fstat(memory.fd).st_size == (3 << 20) + 3 * 8
     memory.close()
 
 
