@@ -182,6 +182,9 @@ class _Flight:
     uncomputed_tokens: int = 0
     prefilled_at_s: float = 0.0
     """When its prompt will have been computed, unless it is cut."""
+    dispatched_at_s: float = 0.0
+    began_at_s: float | None = None
+    """When its prompt was first computed."""
     ttft_s: float = 0.0
     step_s: float = 0.0
     stalled_s: float = 0.0
@@ -189,8 +192,24 @@ class _Flight:
 
 
 @dataclass
+class Breakdown:
+    """Of each time to a first token, which is the first three and three hops, and of what follows it."""
+
+    queued_s: list[float] = field(default_factory=list)
+    """For a slot of its orchestrator."""
+    waited_s: list[float] = field(default_factory=list)
+    """On nodes, until the prompt was computed."""
+    computed_s: list[float] = field(default_factory=list)
+    transfer_s: list[float] = field(default_factory=list)
+    """Behind the first token, until every block was there; 0 where the prompt was computed in place."""
+
+
+@dataclass
 class LoadResult:
     ttft_s: list[float] = field(default_factory=list)
+    parts: Breakdown = field(default_factory=Breakdown)
+    in_place: int = 0
+    """Prompts that decode nodes computed."""
     inter_token_s: list[float] = field(default_factory=list)
     output_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -301,6 +320,7 @@ class LoadModel:
 
     def _dispatch(self, flight: _Flight, now_s: float) -> None:
         request = flight.request
+        flight.dispatched_at_s = now_s
         if now_s - self._ticked_at_s > TICK_S:
             self._ticked_at_s = now_s
             self._holdings.tick(now_s)
@@ -358,6 +378,8 @@ class LoadModel:
     def _compute(self, flight: _Flight, node: LoadNode, now_s: float) -> None:
         timing = self.timing
         node.computing = flight
+        if flight.began_at_s is None:
+            flight.began_at_s = now_s + timing.hop_s
         computing_s = flight.uncomputed_tokens / timing.prefill_tokens_per_s
         if node is flight.decode and node.running:  # each step computes a chunk and every sequence's next token
             node.stalled_s += computing_s
@@ -383,9 +405,15 @@ class LoadModel:
             self._compute(heapq.heappop(node.prompts)[2], node, now_s)
         flight.ttft_s = now_s + 2 * timing.hop_s - request.at_s
         self.result.ttft_s.append(flight.ttft_s)
+        assert flight.began_at_s is not None
+        self.result.parts.queued_s.append(flight.dispatched_at_s - request.at_s)
+        self.result.parts.waited_s.append(flight.began_at_s - timing.hop_s - flight.dispatched_at_s)
+        self.result.parts.computed_s.append(now_s - flight.began_at_s)
         self.result.ttft_by_priority.setdefault(request.priority, []).append(flight.ttft_s)
         self._follow(self._admission.started(flight.request_id, now_s), now_s)
         if flight.prefill is None:
+            self.result.in_place += 1
+            self.result.parts.transfer_s.append(0.0)
             self._handed_over(flight, now_s)
             return
         had_tokens = min(self._take(flight.decode, request.hash_ids) * TRACE_BLOCK_TOKENS, request.prompt_tokens)
@@ -393,7 +421,9 @@ class LoadModel:
         transfer_s = moved_tokens * timing.kv_bytes_per_token / timing.link_bytes_per_s
         computing_s = request.prompt_tokens / timing.prefill_tokens_per_s
         self.result.moved_tokens += moved_tokens
-        self._push(now_s + timing.hop_s + max(0.0, transfer_s - computing_s), _Event.HANDED_OVER, flight)
+        tail_s = timing.hop_s + max(0.0, transfer_s - computing_s)
+        self.result.parts.transfer_s.append(tail_s)
+        self._push(now_s + tail_s, _Event.HANDED_OVER, flight)
 
     def _handed_over(self, flight: _Flight, now_s: float) -> None:
         assert flight.decode is not None

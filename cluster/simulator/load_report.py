@@ -99,6 +99,11 @@ def _table(nodes: int, rate_per_s: float | None, result: LoadResult) -> Table:
     for column in ("what", "mean", "p50", "p90", "p99"):
         table.add_column(column, justify="left" if column == "what" else "right")
     table.add_row("time to first token, ms", *_spread(result.ttft_s))
+    parts = result.parts
+    table.add_row("  for a slot", *_spread(parts.queued_s))
+    table.add_row("  for its turn on a node", *_spread(parts.waited_s))
+    table.add_row("  computed", *_spread(parts.computed_s))
+    table.add_row("transfer behind it, ms", *_spread(parts.transfer_s))
     table.add_row("inter-token latency, ms", *_spread(result.inter_token_s))
     good_share = result.good / max(1, len(result.ttft_s) + result.shed)
     virtual_s = max(result.virtual_s, 1e-9)
@@ -107,6 +112,7 @@ def _table(nodes: int, rate_per_s: float | None, result: LoadResult) -> Table:
         "goodput": f"{result.good / virtual_s:.0f} requests/s ({100 * good_share:.1f} %)",
         "output": f"{sum(result.output_tokens) / virtual_s:.0f} tokens/s",
         "reuse": f"{100 * result.reused_tokens / max(1, result.prompt_tokens):.1f} % of prompt tokens",
+        "computed on decode nodes": str(result.in_place),
         "shed": str(result.shed),
         "most in flight": str(result.most_in_flight),
         "virtual time": f"{result.virtual_s:.0f} s",

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from cluster.simulator.load_model import ByLoad, LoadModel, LoadNode, NodeTiming
+from cluster.simulator.load_model import ByLoad, LoadModel, LoadNode, LoadResult, NodeTiming
 from cluster.simulator.load_report import make_router
 from cluster.simulator.trace import TraceRequest, make_up, read
 from orchestrator.admission import Admission, Limits
@@ -28,6 +28,27 @@ def test_one_request_takes_what_its_phases_take() -> None:
     assert result.ttft_s == [pytest.approx(2.0)]
     assert result.inter_token_s == [pytest.approx(TIMING.decode_step_s + TIMING.decode_sequence_s)]
     assert result.virtual_s == pytest.approx(7.0 + 10 * result.inter_token_s[0])
+
+
+@pytest.mark.field("dynamo#4425")
+def test_fifty_at_once_on_two_nodes_tell_what_their_first_tokens_waited_for_and_use_both_nodes() -> None:
+    """dynamo#4425: 6.5 s to a first token with 50 at once on a prefill and a decode node."""
+    fifty = [TraceRequest(0.001 * i, 1000, 20, ()) for i in range(50)]
+    timing = NodeTiming()
+
+    def run(prefill: int, policy: str) -> LoadResult:
+        holdings = Holdings(1 << 24, Counters())
+        router = make_router(policy, holdings, timing, 0)
+        return LoadModel(prefill, 2 - prefill, router, holdings, Admission(Limits(40, 100)), timing).run(fifty)
+
+    apart = run(1, "kv_aware")
+    parts = apart.parts
+    assert len(parts.transfer_s) == 50 and max(parts.queued_s) > 0.0 < max(parts.waited_s)
+    for ttft_s, *told_s in zip(apart.ttft_s, parts.queued_s, parts.waited_s, parts.computed_s, strict=True):
+        assert ttft_s == pytest.approx(sum(told_s) + 3 * timing.hop_s)
+    assert 0 < apart.in_place < 50, "what would wait too long is computed on the decode node"
+    assert max(apart.ttft_s) < max(run(1, "round_robin").ttft_s)
+    assert max(apart.ttft_s) < 1.3 * max(run(0, "kv_aware").ttft_s)
 
 
 def test_a_prefix_that_was_computed_before_is_not_computed_again() -> None:

@@ -28,7 +28,7 @@ def test_kv_aware_is_never_worse_than_a_blind_policy(name: str, share: float) ->
             assert ours.reused_tokens > theirs.reused_tokens
 
 
-@pytest.mark.field("dynamo#3774", "dynamo#2552", "dynamo#825", "dynamo#4425")
+@pytest.mark.field("dynamo#3774", "dynamo#2552", "dynamo#825")
 @pytest.mark.parametrize("share", [0.6, 1.2])
 @pytest.mark.parametrize("name", TRACES)
 def test_apart_is_as_good_as_together_on_the_same_nodes(name: str, share: float) -> None:
