@@ -75,13 +75,21 @@ ROWS: tuple[Row, ...] = (
     Row("G", ("dynamo#3774", "dynamo#2552", "dynamo#825"), "apart is never slower than together by much"),
     Row("G", ("dynamo#4425",), "time to the first token, by part"),
     Row("G", ("sglang#6411",), "the transfer is a small part of the time to the first token"),
-    Row("G", ("sglang#5450",), "small blocks leave in large pieces", "the rate of many transfers at once"),
+    Row(
+        "G",
+        ("sglang#5450",),
+        "small blocks leave in large pieces, of 64 transfers at once too; their rates: `bench.transfer`",
+    ),
     Row("G", ("dynamo#589", "llm-d-router#1598", "llm-d-router#2515", "vllm-project/router#178"), "no herds"),
     Row("G", ("production-stack#884", "production-stack#1035"), "a hot prefix does not overload its holder"),
     Row("G", ("Mooncake#3688",), "a node that joins or leaves disturbs nobody"),
     Row("G", ("production-stack#448",), "thousands of streams at once", NOT_YET),
     Row("G", ("LMCache#1640",), "fetched only where that is sooner than computed"),
-    Row("G", ("tensorflow#6256", "tensorflow#6116"), "gRPC carries blocks at the speed of the link", NOT_YET),
+    Row(
+        "G",
+        ("tensorflow#6256", "tensorflow#6116"),
+        "gRPC carries blocks as raw bytes, copied once into a frame and once out of it; the rates: `bench.transfer`",
+    ),
     Row("H", ("vllm#30671",), "the pieces of a stream are the whole answer, reasoning and tools included"),
     Row("H", ("vllm#44607",), "cached tokens are those that were cached at the node"),
     Row(

@@ -1,5 +1,8 @@
+import tracemalloc
+
 import pytest
 
+from kvcache import digested_copy
 from kvcache.transfer import (
     BlockReceiver,
     BlocksFrame,
@@ -217,3 +220,32 @@ def test_a_gap_ends_what_leads():
     for data in sent_frames([0, 2])[:-1]:
         into.accept(decode(data))
     assert into.leading == 1
+
+
+@pytest.mark.field("tensorflow#6256", "sglang#5450")
+@pytest.mark.parametrize("block_kib", [4, 64, 720, 2048])
+def test_a_byte_is_copied_once_into_a_frame_and_once_out_of_it(block_kib: int) -> None:
+    """By what is allocated meanwhile: the frames and nothing else, then nothing at all."""
+    digested_copy.prepare()
+    count, size, little = max(2, 4096 // block_kib), block_kib << 10, 256 << 10
+    pool = bytearray(i % 251 for i in range(size)) * count
+    blocks = [(p, memoryview(pool)[p * size : (p + 1) * size]) for p in range(count)]
+    into = BlockReceiver({p: memoryview(bytearray(size)) for p in range(count)})
+    sent: dict[int, bytes] = {}
+    tracemalloc.start()
+    try:
+        frames = list(encode_blocks(blocks, sent))
+        _, encoding_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        for data in frames:
+            frame = decode(data)
+            assert isinstance(frame, BlocksFrame) and all(piece.data.obj is data for piece in frame.pieces)
+            into.accept(frame)
+        _, at_most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(pool) <= encoding_bytes <= len(pool) + little
+    assert at_most_bytes - before_bytes <= little
+    deliver([encode_commit(sent)], into)
+    assert into.committed and all(into.wanted[p] == block for p, block in blocks)
