@@ -98,7 +98,11 @@ ROWS: tuple[Row, ...] = (
         "before the first byte a failure is an HTTP error, after it an error event and no [DONE]",
     ),
     Row("H", ("gpustack#5939", "tinfoilsh#469"), "a break in mid-stream never looks like its end"),
-    Row("I", ("TensorRT-LLM#18156",), "router and engine hash alike, salts and adapters included", "adapters"),
+    Row(
+        "I",
+        ("TensorRT-LLM#18156",),
+        "router and engine hash alike, salts and names of adapters included; an adapter itself is refused by name",
+    ),
     Row("I", ("sglang#37160", "LMCache#4825"), "another tenant's salt finds nothing"),
     Row("J", ("dynamo#13559",), "scaling down, SIGTERM and a drain end no stream, and prefill serves to the end"),
     Row("J", ("dynamo#13565", "dynamo#6985", "dynamo#14251", "dynamo#4420"), "scaling never gets stuck", NOT_YET),

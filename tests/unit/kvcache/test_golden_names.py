@@ -1,19 +1,24 @@
 """One known prompt, and what it is called by the engine that caches it, the directory, the feed of events and the
 router: literal values, since a router of one version meets nodes of another, and Redis outlives both."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from kvcache.directory import KEY_BYTES
-from kvcache.hashing import BlockHasher
+from kvcache.hashing import BlockHasher, HashAlgo, index_keys, pack_tokens
 from kvcache.memory_directory import MemoryDirectory
 from kvcache.prefix_cache import PrefixCache
+from orchestrator.holdings import Holdings
 from orchestrator.prompt_keys import PromptKeys
 from pipelines.node.block_feed import events_of
-from pipelines.types.frames import BlocksStored
+from pipelines.types.frames import BlockEvents, BlocksStored
 from pronghorn.clock import SystemClock
+from pronghorn.counters import Counters
 from pronghorn.ids import Incarnation, NodeName
 
+NODE = Incarnation("life")
 SEED = bytes(range(32))
 LAYOUT = {
     **{"block_tokens": "4", "dtype": "float32", "head_dim": "8", "num_kv_heads": "2", "num_layers": "3"},
@@ -47,12 +52,20 @@ GOLDEN = {
     ],
 }
 CASES = pytest.mark.parametrize(("algo", "salt"), GOLDEN, ids=lambda value: str(value))
-LORA = {
-    "sha256": [
+ADAPTED = {
+    ("sha256", None): [
+        "ad8c92a614c9b2626f0970c790d43e7933dd6a3dbbf3bd64c0ad0b96a68acec7",
+        "cf0f4cc07f59ef4404c3763a791b719f6f9ff0a999344ef0f978d953baf282a3",
+    ],
+    ("sha256", "tenant"): [
         "d087e02dcfd4fcff128b72893eedc78b861b90fed4c74cc51b053764fc003808",
         "aa633a761d6dfd4c028a15426fd8f826587002c7b35a24ad639440c82f4c1583",
     ],
-    "ahash64": [
+    ("ahash64", None): [
+        "8c20037609c20edd",
+        "47c01b52274a8a07",
+    ],
+    ("ahash64", "tenant"): [
         "8c20037609c20edd",
         "47c01b52274a8a07",
     ],
@@ -89,7 +102,42 @@ async def test_engine_directory_events_and_router_call_a_prompts_blocks_the_same
     assert named.hashes == digests and named.keys == keys
 
 
-@pytest.mark.parametrize("algo", LORA)
-def test_an_adapters_blocks_have_names_of_their_own(algo: str) -> None:
-    hasher = BlockHasher(algo, SEED, "smol", "sql", LAYOUT)  # type: ignore[arg-type]  # one of its three
-    assert [digest.hex() for digest in hasher.chain(PROMPT.astype(np.uint32), hasher.root("tenant"))] == LORA[algo]
+@pytest.mark.field("TensorRT-LLM#18156")
+@pytest.mark.parametrize(("algo", "salt"), ADAPTED, ids=lambda value: str(value))
+def test_an_adapters_blocks_have_names_of_their_own(algo: HashAlgo, salt: str | None) -> None:
+    hasher = BlockHasher(algo, SEED, "smol", "sql", LAYOUT)
+    assert [digest.hex() for digest in hasher.chain(pack_tokens(PROMPT), hasher.root(salt))] == ADAPTED[algo, salt]
+
+
+@pytest.mark.field("TensorRT-LLM#18156")
+@pytest.mark.parametrize("adapter", [None, "sql"])
+@pytest.mark.parametrize("salt", [None, "tenant"])
+@pytest.mark.parametrize("algo", get_args(HashAlgo))
+def test_a_repeated_prompt_is_a_hit_of_engine_and_index_under_its_own_salt_and_adapter_and_no_other(
+    algo: HashAlgo, salt: str | None, adapter: str | None
+) -> None:
+    """TensorRT-LLM#18156: the router hashed salts and adapters otherwise, and nothing was ever hit."""
+    hasher = BlockHasher(algo, SEED, "smol", adapter, LAYOUT)
+    engine = PrefixCache(16, hasher)
+
+    def cached_tokens(owner: str, root: bytes) -> int:
+        engine.claim(owner, root)
+        cached = engine.match(owner, PROMPT)
+        engine.reserve(owner, len(PROMPT))
+        engine.commit(owner, PROMPT, len(PROMPT))
+        engine.release(owner)
+        return cached
+
+    assert [cached_tokens(owner, hasher.root(salt)) for owner in ("first", "again")] == [0, 8]
+    index = Holdings(1 << 20, Counters())
+    index.events(NODE, BlockEvents(1, events_of(engine.journal.take()), snapshot=True), 0.0)
+    assert index.find(index_keys(hasher.chain(pack_tokens(PROMPT), hasher.root(salt)))) == {NODE: 2}
+
+    router = PromptKeys(algo, SEED, "smol")
+    router.learn(LAYOUT)
+    assert index.find(router.blocks(PROMPT, salt).keys) == ({NODE: 2} if adapter is None else {})
+    stranger = BlockHasher(algo, SEED, "smol", "another", LAYOUT).root(salt)
+    assert cached_tokens("of another adapter", stranger) == 0
+    if algo != "ahash64":  # which has no salts
+        assert cached_tokens("of another salt", hasher.root("another")) == 0
+        assert index.find(router.blocks(PROMPT, "another").keys) == {}

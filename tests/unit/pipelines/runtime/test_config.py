@@ -16,6 +16,7 @@ def test_the_least_that_is_needed_is_enough() -> None:
     assert (config.tensor_parallel, config.lora, config.speculative) == (1, None, None)
 
 
+@pytest.mark.field("TensorRT-LLM#18156")
 @pytest.mark.parametrize(
     ("field", "value", "feature"),
     [
