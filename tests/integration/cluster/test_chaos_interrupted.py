@@ -12,8 +12,10 @@ import pytest
 END_S = 60.0
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, signal, sys
 from cluster.chaos.commands import to_its_end
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs these tests behind nohup has it ignored, and so it stays
 
 async def work():
     try:
