@@ -1,5 +1,6 @@
 """Where else cached blocks could come from than this node's own pool, and go to: the port, and the version that has
-nowhere. Other versions: `dkv_connector.py` (other nodes), `tiers.py` (this host's memory and disk).
+nowhere. Other versions: `dkv_connector.py` (other nodes), `tiers.py` (this host's memory and disk),
+`layered_connector.py` (one before another).
 
 A hint names who holds which blocks. It comes with a request, from a client or from the router, and is trusted for
 nothing: it selects among registered nodes, and the blocks asked for are those that the node's own hashes name. A hint

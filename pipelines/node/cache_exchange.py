@@ -16,6 +16,7 @@ from kvcache.dkv_connector import COMPUTE, DKVConnector
 from kvcache.fetch_plan import Rates
 from kvcache.handshake import Identity
 from kvcache.hashing import BlockHasher
+from kvcache.layered_connector import LayeredConnector
 from kvcache.memory import BlockMemory
 from kvcache.registration import keep_seed
 from kvcache.registry import NodeRegistry
@@ -114,20 +115,13 @@ class CacheExchange:
         return StreamMethod(FETCH_METHOD, self._service.frames, LEASE_S)
 
     def _new_connector(self, memory: BlockMemory) -> KVConnector:
-        pool_bytes = memory.num_blocks * memory.block_bytes
-        told = self._told
-        host_bytes = pool_bytes * 3 // 2 if told.host_offload_bytes is None else told.host_offload_bytes
-        match told.kv_connector:
+        match self._told.kv_connector:
             case "null":
                 return self._connector
-            case "local":
-                return local_connector(self._name, host_bytes, self._counters)
-            case "tiered":
-                disk_bytes = pool_bytes * 2 if told.disk_offload_bytes is None else told.disk_offload_bytes
-                folder = Path(told.disk_offload_dir or "")
-                return tiered_connector(self._name, host_bytes, disk_bytes, folder, self._counters)
+            case "local" | "tiered":
+                return self._tiers(memory)
             case "dkv":
-                return DKVConnector(
+                dkv = DKVConnector(
                     name=self._name,
                     peers=self.peers,
                     source=FetchClient(self._identity, self._streams, self._clock),
@@ -138,6 +132,15 @@ class CacheExchange:
                     clock=self._clock,
                     counters=self._counters,
                 )
+                tiered = any(self._told.tier_bytes(0))
+                return LayeredConnector(self._tiers(memory), dkv, self._clock) if tiered else dkv
+
+    def _tiers(self, memory: BlockMemory) -> KVConnector:
+        tier_bytes = self._told.tier_bytes(memory.num_blocks * memory.block_bytes)
+        if not tier_bytes.disk:
+            return local_connector(self._name, tier_bytes.host, self._counters)
+        folder = Path(self._told.disk_offload_dir or "")
+        return tiered_connector(self._name, tier_bytes.host, tier_bytes.disk, folder, self._counters)
 
     def on_report(self, report: StepReport) -> None:
         """After `contents` has taken its changes."""

@@ -1,7 +1,7 @@
 """What a node of either kind is told at its start. Frozen; assembled in `cluster/config.py` as plain data."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,6 +11,19 @@ from pronghorn.credentials import TlsFiles
 from pronghorn.errors import ConfigurationError
 
 EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
+
+
+_USED_BY = {
+    "host_offload_bytes": ("local", "tiered", "dkv"),
+    "disk_offload_bytes": ("tiered", "dkv"),
+    "disk_offload_dir": ("tiered", "dkv"),
+}
+"""Which connectors have a use for each setting of tiers."""
+
+
+class TierBytes(NamedTuple):
+    host: int
+    disk: int
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,13 +42,16 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory_bytes: int = 256 << 20
     """Bound on what the directory of blocks takes of Redis's memory, all nodes together; 0: no directory."""
     kv_connector: Literal["null", "local", "tiered", "dkv"] = "dkv"
-    """Where blocks come from, and go to, beside the pool: nowhere, this host's memory, that and disk, other nodes."""
+    """Where blocks come from, and go to, beside the pool: nowhere, this host's memory, that and disk, other nodes. With
+    `dkv` what this node has in tiers of its own comes from there, the rest from others."""
     host_offload_bytes: int | None = None
-    """Of `local` and `tiered`; None: one and a half times the pool. 0: no tier in memory."""
+    """Of memory for the tier of `local`, `tiered` and `dkv`; 0: no tier in memory. None: one and a half times the pool,
+    with `dkv` no tier."""
     disk_offload_bytes: int | None = None
-    """Of `tiered`; None: twice the pool. 0: no tier on disk."""
+    """Of the disk for the tier of `tiered` and `dkv`; 0: no tier on disk. None: twice the pool, with `dkv` no tier."""
     disk_offload_dir: str | None = None
-    """Needed with a tier on disk; each node has a folder of its own in it, which goes with it."""
+    """Needed with a tier on disk, refused where none could be; each node has a folder of its own in it, which goes with
+    it."""
     lease_s: float = 6.0
     """The registry forgets a node that has not refreshed its row for this long; refreshed three times in it."""
     tls: TlsFiles | None = None
@@ -66,8 +82,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("directory_bytes", "host_offload_bytes", "disk_offload_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")
-        if self.kv_connector == "tiered" and self.disk_offload_bytes != 0 and self.disk_offload_dir is None:
-            raise ValueError("disk_offload_dir: needed for a tier on disk; or set disk_offload_bytes to 0")
+        self._check_tiers()
         for name in (
             "lease_s",
             "max_in_flight",
@@ -78,6 +93,28 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
+
+    def _check_tiers(self) -> None:
+        kind = self.kv_connector
+        for name, kinds in _USED_BY.items():
+            value = getattr(self, name)
+            if value and kind not in kinds:
+                raise ValueError(
+                    f"{name}: {value} with kv_connector {kind!r}; only {', '.join(kinds)} have a use for it"
+                )
+        if self.disk_offload_dir is not None and kind == "dkv" and self.disk_offload_bytes is None:
+            raise ValueError("disk_offload_bytes: needed with disk_offload_dir and kv_connector 'dkv'")
+        if self.disk_offload_dir is None and self.tier_bytes(1).disk:
+            raise ValueError("disk_offload_dir: needed for a tier on disk; or set disk_offload_bytes to 0")
+
+    def tier_bytes(self, pool_bytes: int) -> TierBytes:
+        """What the tiers of a node with a pool of this size may take, 0 for no tier."""
+        host = pool_bytes * 3 // 2 if self.kv_connector in ("local", "tiered") else 0
+        disk = pool_bytes * 2 if self.kv_connector == "tiered" else 0
+        return TierBytes(
+            host if self.host_offload_bytes is None else self.host_offload_bytes,
+            disk if self.disk_offload_bytes is None else self.disk_offload_bytes,
+        )
 
     def placed(self, machine: Callable[[], str]) -> "NodeConfig":
         """This on a machine: `machine()` is the address by which the cluster knows it."""

@@ -9,6 +9,7 @@ from kvcache.connector import KVConnector, NullConnector
 from kvcache.dkv_connector import DKVConnector, Fetched
 from kvcache.fetch_plan import Rates
 from kvcache.hashing import BlockHash
+from kvcache.layered_connector import LayeredConnector
 from kvcache.tiers import TieredConnector, local_connector, tiered_connector
 from pronghorn.clock import ManualClock
 from pronghorn.counters import Counters
@@ -48,7 +49,7 @@ def dkv(counters: Counters) -> DKVConnector:
     )
 
 
-@pytest.fixture(params=["null", "local", "tiered", "dkv"])
+@pytest.fixture(params=["null", "local", "tiered", "dkv", "dkv over local", "dkv over tiered"])
 async def made(request: pytest.FixtureRequest, tmp_path: Path):
     counters = Counters()
     connector: KVConnector = {
@@ -56,6 +57,12 @@ async def made(request: pytest.FixtureRequest, tmp_path: Path):
         "local": lambda: local_connector("n", 100 * SIZE, counters),
         "tiered": lambda: tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters),
         "dkv": lambda: dkv(counters),
+        "dkv over local": lambda: LayeredConnector(
+            local_connector("n", 100 * SIZE, counters), dkv(counters), ManualClock()
+        ),
+        "dkv over tiered": lambda: LayeredConnector(
+            tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters), dkv(counters), ManualClock()
+        ),
     }[request.param]()
     yield connector
     await connector.close()

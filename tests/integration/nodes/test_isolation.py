@@ -37,6 +37,7 @@ async def cached_of(orchestrator: Orchestrator, salt: str, **more: object) -> in
 @pytest.mark.conformance(33)
 @pytest.mark.field("sglang#37160")
 @pytest.mark.field("LMCache#4825")
+@pytest.mark.usefixtures("patient")
 async def test_pool_events_rows_and_peers_give_a_tenant_nothing_of_anothers(rig: Rig, server: ValkeyServer) -> None:
     rig.directory = directory = RedisDirectory(server.url, uuid.uuid4().hex, 1 << 20)
     holder, _ = await rig.decode("decode-1")
@@ -68,7 +69,7 @@ async def test_pool_events_rows_and_peers_give_a_tenant_nothing_of_anothers(rig:
 
 
 @pytest.mark.conformance(33)
-@pytest.mark.parametrize("kind", ["local", "tiered"])
+@pytest.mark.parametrize("kind", ["local", "tiered", "dkv over local"])
 async def test_host_and_disk_tiers_give_a_tenant_nothing_of_anothers(rig: Rig, tmp_path: Path, kind: str) -> None:
     node, _ = await rig.decode(num_blocks=16, tiers=tiers_of(kind, tmp_path))
     orchestrator = await rig.orchestrator(node)

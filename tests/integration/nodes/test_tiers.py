@@ -8,6 +8,7 @@ import pytest
 
 from kvcache.hashing import BlockHash
 from kvcache.tiers import DiskTier
+from tests.fakes.cache_hints import hint
 from tests.fakes.canary_pipeline import block_bytes, continuation
 from tests.integration.nodes.rig import BLOCK_TOKENS, Node, Rig, at_rest, prompt, target
 
@@ -16,13 +17,14 @@ SHARED = prompt(10, 0)
 
 def tiers_of(kind: str, folder: Path) -> dict[str, Any]:
     """Room for everything, in memory or on disk alone."""
-    host_bytes = 1 << 20 if kind == "local" else 0
+    in_memory = {"host_offload_bytes": 1 << 20}
+    on_disk = {"host_offload_bytes": 0, "disk_offload_bytes": 1 << 20, "disk_offload_dir": str(folder)}
     return {
-        "kv_connector": kind,
-        "host_offload_bytes": host_bytes,
-        "disk_offload_bytes": 1 << 20,
-        "disk_offload_dir": str(folder),
-    }
+        "local": {"kv_connector": "local", **in_memory},
+        "tiered": {"kv_connector": "tiered", **on_disk},
+        "dkv over local": {"kv_connector": "dkv", **in_memory},
+        "dkv over tiered": {"kv_connector": "dkv", **on_disk},
+    }[kind]
 
 
 async def kept(node: Node, blocks: int) -> None:
@@ -32,9 +34,10 @@ async def kept(node: Node, blocks: int) -> None:
 
 
 async def copied(node: Node) -> None:
-    """What is being copied is held, and held blocks stay: they are no room for others."""
+    """What is being copied is held, and held blocks stay: they are no room for others. Then it may go to disk."""
+    exchange = node.shell.exchange
     async with asyncio.timeout(60.0):
-        while node.shell.exchange.held():  # noqa: ASYNC110  # the engine's holds, which no event tells
+        while exchange.held() or exchange._connector.poll():  # noqa: ASYNC110  # which no event tells
             await asyncio.sleep(0.005)
 
 
@@ -55,12 +58,13 @@ async def test_tiers_that_are_full_all_along_cost_no_token(
     room_bytes = 2 * block_bytes(BLOCK_TOKENS)
     if what == "the disk itself":
         monkeypatch.setattr("kvcache.tiers.DiskTier", FullDisk)
-    tiers: dict[str, Any] = {
-        "kv_connector": "local" if what == "host" else "tiered",
-        "host_offload_bytes": room_bytes,
-        "disk_offload_bytes": 1 << 20 if what == "the disk itself" else room_bytes,
-        "disk_offload_dir": str(tmp_path),
-    }
+    tiers: dict[str, Any] = {"kv_connector": "local", "host_offload_bytes": room_bytes}
+    if what != "host":
+        tiers |= {
+            "kv_connector": "tiered",
+            "disk_offload_bytes": 1 << 20 if what == "the disk itself" else room_bytes,
+            "disk_offload_dir": str(tmp_path),
+        }
     prefill, _ = await rig.prefill(num_blocks=32, tiers=tiers)
     decode, _ = await rig.decode(num_blocks=32, tiers=tiers)
     orchestrator = await rig.orchestrator(decode)
@@ -79,7 +83,7 @@ async def test_tiers_that_are_full_all_along_cost_no_token(
 
 
 @pytest.mark.conformance(40)
-@pytest.mark.parametrize("kind", ["local", "tiered"])
+@pytest.mark.parametrize("kind", ["local", "tiered", "dkv over local", "dkv over tiered"])
 async def test_a_prefix_that_was_evicted_is_restored_and_not_computed(rig: Rig, tmp_path: Path, kind: str) -> None:
     tiers = tiers_of(kind, tmp_path)
     node, engine = await rig.decode(num_blocks=16, tiers=tiers)
@@ -101,3 +105,31 @@ async def test_a_prefix_that_was_evicted_is_restored_and_not_computed(rig: Rig, 
     fence = await orchestrator.submit([*SHARED, 3], 2)
     await orchestrator.result(fence)
     assert orchestrator.deltas[fence][0].num_cached_tokens == 0
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("kind", "tier"), [("dkv over local", "host"), ("dkv over tiered", "disk")])
+async def test_what_a_node_has_kept_itself_is_not_fetched_and_the_rest_is(
+    rig: Rig, tmp_path: Path, kind: str, tier: str
+) -> None:
+    holder, _ = await rig.decode("decode-1")
+    second, engine = await rig.decode("decode-2", num_blocks=16, tiers=tiers_of(kind, tmp_path))
+    await rig.registered(holder, second)
+    one, other = await rig.orchestrator(holder), await rig.orchestrator(second)
+    await one.result(await one.submit([*SHARED, 1], 2))
+    await other.result(await other.submit([*SHARED[: 4 * BLOCK_TOKENS], 2], 2))
+    await kept(second, 4)
+    for start in (500, 900):  # two, since the pool gives up the ends of what is oldest first
+        await copied(second)
+        await other.result(await other.submit(prompt(12, start=start), 2))
+    await copied(second)
+    before = engine.pipeline.computed_tokens
+    fence = await other.submit([*SHARED, 3], 2, hint=hint(SHARED, decode_1=10))
+    assert await other.result(fence) == continuation([*SHARED, 3], 2)
+    size_bytes = block_bytes(BLOCK_TOKENS)
+    assert other.deltas[fence][0].fetched_bytes == {tier: 4 * size_bytes, "decode-1": 6 * size_bytes}
+    assert other.deltas[fence][0].num_cached_tokens == len(SHARED)
+    assert engine.pipeline.computed_tokens - before <= 1 + 2
+    assert second.counters.value("blocks_restored") == 4 and second.counters.value("blocks_fetched") == 6
+    await copied(second)
+    await at_rest(holder, second)

@@ -50,3 +50,42 @@ def test_a_host_left_open_is_the_machines_address(machine: str, dialled: str) ->
 def test_a_host_that_was_named_stays() -> None:
     config = parse_config(node(host="127.0.0.9"), DecodeNodeConfig)
     assert config.node.placed(lambda: "10.0.0.7").dial_host == "127.0.0.9"
+
+
+POOL_BYTES = 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "tiers"),
+    [
+        ({}, (0, 0)),
+        ({"host_offload_bytes": 7}, (7, 0)),
+        ({"disk_offload_bytes": 9, "disk_offload_dir": "/d"}, (0, 9)),
+        ({"host_offload_bytes": 7, "disk_offload_bytes": 0}, (7, 0)),
+        ({"kv_connector": "local"}, (1500, 0)),
+        ({"kv_connector": "local", "host_offload_bytes": 7}, (7, 0)),
+        ({"kv_connector": "tiered", "disk_offload_dir": "/d"}, (1500, 2000)),
+        ({"kv_connector": "tiered", "disk_offload_bytes": 0}, (1500, 0)),
+        ({"kv_connector": "null", "host_offload_bytes": 0}, (0, 0)),
+    ],
+)
+def test_a_node_has_the_tiers_that_its_budgets_say(changes: dict[str, Any], tiers: tuple[int, int]) -> None:
+    assert parse_config(node(**changes), DecodeNodeConfig).node.tier_bytes(POOL_BYTES) == tiers
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"host_offload_bytes": -1}, "host_offload_bytes: -1 is below 0"),
+        ({"kv_connector": "null", "host_offload_bytes": 7}, "host_offload_bytes: 7 .*'null'"),
+        ({"kv_connector": "null", "disk_offload_bytes": 9}, "disk_offload_bytes: 9 .*'null'"),
+        ({"kv_connector": "local", "disk_offload_bytes": 9}, "disk_offload_bytes: 9 .*'local'"),
+        ({"kv_connector": "local", "disk_offload_dir": "/d"}, "disk_offload_dir: /d .*'local'"),
+        ({"kv_connector": "tiered"}, "disk_offload_dir: needed"),
+        ({"disk_offload_bytes": 9}, "disk_offload_dir: needed"),
+        ({"disk_offload_dir": "/d"}, "disk_offload_bytes: needed"),
+    ],
+)
+def test_budgets_that_could_not_be_heeded_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse_config(node(**changes), DecodeNodeConfig)
