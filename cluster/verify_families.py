@@ -87,12 +87,12 @@ async def compare_family(name: str, model: RandomModel, every: int = 1) -> Famil
             dtype: compare_logits(EngineConfig(model_path=folder, model_name=name, num_blocks=NUM_BLOCKS, dtype=dtype))
             for dtype in SHORT_STORAGE
         }
-        tokens = await _compare_pools(engine, every)
+        tokens = await compare_pools(engine, every)
         architecture = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return FamilyReport(name, architecture, logits, short, tokens, ROUTED_SLACK if model.routed else 1.0)
 
 
-async def _compare_pools(engine: EngineConfig, every: int) -> TokensReport:
+async def compare_pools(engine: EngineConfig, every: int = 1) -> TokensReport:
     """Prompts around block borders, the decode node's cache cold and warm."""
     reference = OneProcess(engine)
     ready = await reference.start()

@@ -24,7 +24,7 @@ ROWS: tuple[Row, ...] = (
     Row("A", ("vllm#21570",), "what has expired at its holder is refused, never read"),
     Row("A", ("sglang#23020",), "thousands of answers in a row stay right"),
     Row("A", ("sglang#30233",), "a prompt one token too long is refused before any node works on it"),
-    Row("A", ("sglang#12157",), "disaggregated tokens are the aggregated ones, for each dtype and layout", NOT_YET),
+    Row("A", ("sglang#12157",), "disaggregated tokens are the aggregated ones, for each dtype and layout"),
     Row("A", ("ROCm/ATOM#2154",), "state that has no transfer is refused at start, not left behind"),
     Row("A", ("vllm#42895", "vllm#26744", "vllm#28925"), "nodes of another layout are refused by name; nobody hangs"),
     Row("A", ("Mooncake#4239",), "every way to read goes through one check of expiry"),
