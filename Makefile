@@ -34,7 +34,7 @@ down: $(STAMP) ## end a cluster that was started with --detach, or what is left 
 	@$(BIN)/pronghorn down $(ARGS)
 
 test: $(STAMP) ## the default suite, with one real cluster (WORKERS=1 for one thing at a time)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore=tests/more --ignore=tests/clients $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --ignore=tests/more --ignore=tests/clients $(ARGS)
 
 test-more: $(STAMP) $(CLIENTS) ## the longer tests, and a cluster driven by clients that nobody here wrote
 	$(BIN)/python -m pytest tests/clients/test_schemathesis.py $(ARGS)

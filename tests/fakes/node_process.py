@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -63,7 +63,9 @@ class NodeProcess:
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        """Nothing, where it has ended."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
 
     async def end(self) -> None:
         assert self.process.stdin is not None
