@@ -28,6 +28,7 @@ def test_ctrl_c_lets_the_streams_end_and_leaves_nothing(pronghorn: CommandLine) 
         cluster.assert_gone()
 
 
+@pytest.mark.chaos  # for its time
 def test_a_second_interrupt_does_not_wait_for_streams(pronghorn: CommandLine) -> None:
     with foreground(pronghorn, NAME, *OPTIONS, as_background_job=True) as shown:
         cluster = ready(shown, pronghorn, NAME, START_TIMEOUT_S)

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.running_cluster import CommandLine, RunningCluster, start
 from tests.fakes.storm import MODEL
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]  # for its time
 
 NAME = "killed"
 
