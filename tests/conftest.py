@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -11,6 +12,9 @@ from xdist.scheduler import LoadScopeScheduling
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 WITH_RAY = "tests/integration/cluster/"
+
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")  # its own deadline takes a busy machine for a fault
 
 # `tests.fakes` is imported by name; with import mode `importlib` nothing else puts the root there.
 if str(ROOT) not in sys.path:
