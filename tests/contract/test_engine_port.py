@@ -276,7 +276,8 @@ async def test_fifty_lives_leave_no_process_and_no_descriptor() -> None:
     descriptors, children = here.num_fds(), len(here.children())
     for _ in range(5):
         await asyncio.gather(*(full_life() for _ in range(4)), *(still_birth() for _ in range(6)))
-    assert (here.num_fds(), len(here.children())) == (descriptors, children)
+    assert here.num_fds() <= descriptors  # fewer, where something of an earlier test was closed meanwhile
+    assert len(here.children()) <= children
 
 
 PARENT = """

@@ -69,6 +69,7 @@ async def test_pool_events_rows_and_peers_give_a_tenant_nothing_of_anothers(rig:
 
 
 @pytest.mark.conformance(33)
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["local", "tiered", "dkv over local"])
 async def test_host_and_disk_tiers_give_a_tenant_nothing_of_anothers(rig: Rig, tmp_path: Path, kind: str) -> None:
     node, _ = await rig.decode(num_blocks=16, tiers=tiers_of(kind, tmp_path))

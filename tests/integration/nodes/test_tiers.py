@@ -83,6 +83,7 @@ async def test_tiers_that_are_full_all_along_cost_no_token(
 
 
 @pytest.mark.conformance(40)
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["local", "tiered", "dkv over local", "dkv over tiered"])
 async def test_a_prefix_that_was_evicted_is_restored_and_not_computed(rig: Rig, tmp_path: Path, kind: str) -> None:
     tiers = tiers_of(kind, tmp_path)
