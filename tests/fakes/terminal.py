@@ -74,6 +74,7 @@ def foreground(
 
     def in_child() -> None:
         fcntl.ioctl(own_fd, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests behind nohup has it ignored
         if as_background_job:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
