@@ -32,5 +32,6 @@ def test_a_replica_that_cannot_be_made(pronghorn: CommandLine, tmp_path: Path) -
     assert "tokenizer" in fails(pronghorn, f"--model={tmp_path}", "--kv-memory=16MiB")
 
 
+@pytest.mark.chaos  # for its time
 def test_a_start_that_takes_too_long(pronghorn: CommandLine) -> None:
     assert "in time" in fails(pronghorn, "--kv-memory=192MiB", "--startup-timeout=1")
