@@ -273,13 +273,17 @@ class Asker:
             await client.close()
 
 
+ROOT = Path(__file__).parent.parent
+"""The holder finds this module there: `bench` is not installed."""
+
+
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def holder_process(tls: TlsFiles) -> Iterator[tuple[subprocess.Popen[bytes], Spoken]]:
-    command = [sys.executable, "-P", "-m", "bench.transfer", "--hold", os.urandom(16).hex(), os.path.dirname(tls.ca)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "bench.transfer", "--hold", os.urandom(16).hex(), os.path.dirname(tls.ca)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:  # Mooncake talks there too
