@@ -106,10 +106,16 @@ ROWS: tuple[Row, ...] = (
     Row("I", ("sglang#37160", "LMCache#4825"), "another tenant's salt finds nothing"),
     Row("J", ("dynamo#13559",), "scaling down, SIGTERM and a drain end no stream, and prefill serves to the end"),
     Row("J", ("dynamo#13565", "dynamo#6985", "dynamo#14251", "dynamo#4420"), "scaling never gets stuck", NOT_YET),
-    Row("J", ("dynamo#5038", "dynamo#8592", "dynamo#13675"), "probes tell the truth and leak nothing", NOT_YET),
+    Row(
+        "J",
+        ("dynamo#5038", "dynamo#8592", "dynamo#13675"),
+        "probes tell the truth: a node is there once it is healthy, and unready for as long as it is frozen",
+    ),
     Row("J", ("production-stack#619",), "no request before the weights are there"),
     Row("J", ("vllm#29688",), "a deployment that cannot be placed says why", NOT_YET),
     Row("J", ("llm-d-router#1934", "llm-d-router#2066", "llm-d-router#412"), "what may be shed is shed"),
     Row("K", ("dynamo#7030", "llm-d.github.io#469"), "one trace over every hop", NOT_YET),
-    Row("K", ("dynamo#8483", "inference-sim#821", "inference-sim#1510"), "transfers are counted once each", NOT_YET),
+    Row(
+        "K", ("dynamo#8483", "inference-sim#821", "inference-sim#1510"), "transfers and requests are counted once each"
+    ),
 )

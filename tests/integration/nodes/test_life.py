@@ -19,7 +19,7 @@ async def registered(rig: Rig, *nodes: Node) -> None:
                 return
 
 
-@pytest.mark.field("production-stack#619")
+@pytest.mark.field("production-stack#619", "dynamo#5038")
 async def test_a_node_is_registered_by_its_first_healthy_check_and_stays_so(rig: Rig) -> None:
     decode, _ = await rig.decode()
     assert await rig.registry.list() == []

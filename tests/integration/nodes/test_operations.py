@@ -98,6 +98,7 @@ async def test_a_hand_over_that_is_being_read_stands_in_both_ledgers(rig: Rig) -
     await at_rest(prefill, decode)
 
 
+@pytest.mark.field("dynamo#13675")
 async def test_a_wedged_engine_makes_the_node_unready_and_leaves_it_alive(rig: Rig) -> None:
     """TensorRT-LLM#5820, #11715, #13713: a cancel wedged the server while /health said 200."""
     node, engine = await rig.decode()
@@ -118,6 +119,7 @@ async def test_a_wedged_engine_makes_the_node_unready_and_leaves_it_alive(rig: R
     assert (await port.ledger()).at_rest
 
 
+@pytest.mark.field("dynamo#8592")
 async def test_a_stopped_engine_process_makes_the_node_unready_until_it_goes_on(rig: Rig) -> None:
     node = await rig.decode_over(rig.process(DECODE))
     port = await port_of(node)

@@ -57,6 +57,7 @@ def metrics() -> Metrics:
     return Metrics("orchestrator", {MODEL: lambda: Reading({}, [], {})})
 
 
+@pytest.mark.field("dynamo#8483")
 async def test_first_token_gaps_and_end_are_measured_of_each_choice(clock: ManualClock, metrics: Metrics) -> None:
     job = Cluster(clock).job(prompt_tokens=4)
     async with MeasuredGenerator(Slow(clock), RequestMetrics(metrics), clock).generate(job) as outputs:
