@@ -133,9 +133,13 @@ class KVConnector(Protocol):
     def keeps(self) -> bool:
         """Whether `offload` takes anything."""
 
-    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
-        """Take copies of these blocks, as many of the first as fit; how many. The memory is the caller's again on
-        return."""
+    def has(self, block_hash: BlockHash) -> bool:
+        """Whether `offload` took it, and it is still kept."""
+
+    def offload(self, parent: BlockHash | None, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+        """Take copies of these blocks of one chain, which follow `parent` (None: the chain begins with them), as many
+        of the first as fit; how many of the first are kept now. None where `parent` is not kept: nobody could find
+        them. What goes for them is the end of a chain. The memory is the caller's again on return."""
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
         """A sequence that begins with these blocks was asked for: keep them longer than others."""
@@ -182,7 +186,10 @@ class NullConnector:
     ) -> Landed:
         return Landed(0)
 
-    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+    def has(self, block_hash: BlockHash) -> bool:
+        return False
+
+    def offload(self, parent: BlockHash | None, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
         return 0
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:

@@ -21,6 +21,10 @@ class CacheContents:
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._parents
 
+    def parent(self, block_hash: BlockHash) -> BlockHash | None:
+        """The hash that this one, which can be found, follows; None: it begins a chain."""
+        return self._parents[block_hash]
+
     def apply(self, changes: Iterable[CacheChange]) -> None:
         for change in changes:
             match change:

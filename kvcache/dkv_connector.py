@@ -235,7 +235,10 @@ class DKVConnector:
 
     # --- what it does not keep ---------------------------------------------------------------------------------------
 
-    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+    def has(self, block_hash: BlockHash) -> bool:
+        return False
+
+    def offload(self, parent: BlockHash | None, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
         return 0
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:

@@ -70,9 +70,12 @@ class LayeredConnector:
     def keeps(self) -> bool:
         return self._near.keeps or self._far.keeps
 
-    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+    def has(self, block_hash: BlockHash) -> bool:
+        return self._near.has(block_hash) or self._far.has(block_hash)
+
+    def offload(self, parent: BlockHash | None, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
         """What either has taken is kept."""
-        return max(self._near.offload(hashes, blocks), self._far.offload(hashes, blocks))
+        return max(self._near.offload(parent, hashes, blocks), self._far.offload(parent, hashes, blocks))
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
         self._near.touch(hashes)

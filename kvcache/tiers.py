@@ -1,20 +1,22 @@
 """Copies of blocks in this host's memory, and on its disk behind it: what the pool evicts need not be computed again.
 
-Knows whole hashes, bytes and two budgets; not who asks. Least recently used goes first, from memory to disk, and from
-disk away; a budget of 0 is no tier. Every block comes back with the digest that it was kept with, or is a miss, loudly:
-a disk may lie. Keys are whole digests, salt and all, so that one tenant never finds what is another's.
+Knows whole hashes, bytes and two budgets; not who asks. What goes is the end of the least recently used chain, from
+memory to disk, and from disk away (`tier_order.py`): what is kept can be found from its chain's start. A budget of 0 is
+no tier. Every block comes back with the digest that it was kept with, or is a miss, loudly: a disk may lie. Keys are
+whole digests, salt and all, so that one tenant never finds what is another's.
 """
 
 import asyncio
 import logging
 import shutil
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvcache.connector import Landed, Located
 from kvcache.hashing import BlockHash
+from kvcache.tier_order import Tier, TierOrder
 from kvcache.transfer import block_digest
 from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
@@ -23,16 +25,16 @@ from pronghorn.tasks import Owner
 log = logging.getLogger(__name__)
 
 MAX_UNWRITTEN = 256
-"""Blocks on their way to disk; beyond them the oldest goes nowhere."""
+"""Blocks on their way to disk; while there are so many, a full memory takes no more."""
 
 
 class HostTier:
-    """Blocks in memory. `put` gives what had to go for it."""
+    """Blocks in memory, within a budget that its user keeps."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.size_bytes = 0
-        self._blocks: OrderedDict[BlockHash, tuple[bytes, bytes]] = OrderedDict()
+        self._blocks: dict[BlockHash, tuple[bytes, bytes]] = {}
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._blocks
@@ -40,32 +42,17 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def put(self, block_hash: BlockHash, data: bytes, digest: bytes) -> list[tuple[BlockHash, bytes, bytes]]:
-        """Keep it; (hash, bytes, digest) of what is not kept any more, itself where it is larger than the tier."""
-        if block_hash in self._blocks:
-            self.touch(block_hash)
-            return []
-        if len(data) > self._max_bytes:
-            return [(block_hash, data, digest)]
+    def put(self, block_hash: BlockHash, data: bytes, digest: bytes) -> None:
         self._blocks[block_hash] = (data, digest)
         self.size_bytes += len(data)
-        gone = []
-        while self.size_bytes > self._max_bytes:
-            oldest, (old, old_digest) = self._blocks.popitem(last=False)
-            self.size_bytes -= len(old)
-            gone.append((oldest, old, old_digest))
-        return gone
 
     def get(self, block_hash: BlockHash) -> tuple[bytes, bytes] | None:
         return self._blocks.get(block_hash)
 
-    def touch(self, block_hash: BlockHash) -> None:
-        if block_hash in self._blocks:
-            self._blocks.move_to_end(block_hash)
-
-    def drop(self, block_hash: BlockHash) -> None:
-        if (found := self._blocks.pop(block_hash, None)) is not None:
-            self.size_bytes -= len(found[0])
+    def pop(self, block_hash: BlockHash) -> tuple[bytes, bytes]:
+        found = self._blocks.pop(block_hash)
+        self.size_bytes -= len(found[0])
+        return found
 
     def clear(self) -> None:
         self._blocks.clear()
@@ -74,14 +61,15 @@ class HostTier:
 
 class DiskTier:
     """A file for each block, in a folder that is this life's alone: emptied at its start and at its end. The index and
-    the digests are in memory, and only the event loop touches them; threads read and write whole files by `path`."""
+    the digests are in memory, and only the event loop touches them; threads read and write whole files by `path`. What
+    has been added counts, whether its file is written yet or not. The budget is its user's to keep."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """ConfigurationError where `folder` cannot be made."""
         self._folder = folder
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.size_bytes = 0
-        self._blocks: OrderedDict[BlockHash, tuple[int, bytes]] = OrderedDict()
+        self._blocks: dict[BlockHash, tuple[int, bytes]] = {}
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -99,16 +87,7 @@ class DiskTier:
     def path(self, block_hash: BlockHash) -> Path:
         return self._folder / block_hash.hex()
 
-    def make_room(self, size_bytes: int) -> bool:
-        """Whether so many bytes fit now; for that the oldest go."""
-        if size_bytes > self._max_bytes:
-            return False
-        while self.size_bytes + size_bytes > self._max_bytes:
-            self.drop(next(iter(self._blocks)))
-        return True
-
     def add(self, block_hash: BlockHash, size_bytes: int, digest: bytes) -> None:
-        """Its file has been written, after `make_room`."""
         self._blocks[block_hash] = (size_bytes, digest)
         self.size_bytes += size_bytes
 
@@ -117,14 +96,9 @@ class DiskTier:
         found = self._blocks.get(block_hash)
         return None if found is None else found[1]
 
-    def touch(self, block_hash: BlockHash) -> None:
-        if block_hash in self._blocks:
-            self._blocks.move_to_end(block_hash)
-
     def drop(self, block_hash: BlockHash) -> None:
-        if (found := self._blocks.pop(block_hash, None)) is not None:
-            self.size_bytes -= found[0]
-            self.path(block_hash).unlink(missing_ok=True)
+        self.size_bytes -= self._blocks.pop(block_hash)[0]
+        self.path(block_hash).unlink(missing_ok=True)
 
     def clear(self) -> None:
         for block_hash in list(self._blocks):
@@ -132,6 +106,7 @@ class DiskTier:
 
     def remove(self) -> None:
         self._blocks.clear()
+        self.size_bytes = 0
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -141,11 +116,12 @@ class TieredConnector:
     def __init__(self, name: str, host_bytes: int, disk: DiskTier | None, counters: Counters) -> None:
         self._host = HostTier(host_bytes)
         self._disk = disk
+        self._order = TierOrder()
         self._counters = counters
         self._owner = Owner(f"{name}/tiers")
-        self._unwritten: deque[tuple[BlockHash, bytes, bytes]] = deque(maxlen=MAX_UNWRITTEN)
+        self._unwritten: OrderedDict[BlockHash, bytes] = OrderedDict()
+        """Blocks that the disk tier has, whose files it has not: they are had from here meanwhile."""
         self._writing: asyncio.Task[None] | None = None
-        self._resets = 0
 
     @property
     def keeps(self) -> bool:
@@ -162,14 +138,16 @@ class TieredConnector:
     def may_have(self, metadata: Mapping[str, Any] | None) -> bool:
         return len(self._host) > 0 or (self._disk is not None and len(self._disk) > 0)
 
-    def _has(self, block_hash: BlockHash) -> bool:
-        return block_hash in self._host or (self._disk is not None and block_hash in self._disk)
+    def has(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._order
 
     async def lookup(self, hashes: Sequence[BlockHash], known: int, metadata: Mapping[str, Any] | None) -> Located:
         count = known
-        while count < len(hashes) and self._has(hashes[count]):
+        while count < len(hashes) and hashes[count] in self._order:
             count += 1
         return Located(count)
+
+    # --- bringing back ------------------------------------------------------------------------------------------------
 
     async def load(
         self,
@@ -193,9 +171,10 @@ class TieredConnector:
         self._counters.count("blocks_restored", n=landed)
         return Landed(landed, sizes)
 
-    async def _restore(self, block_hash: BlockHash, destination: memoryview) -> str | None:
+    async def _restore(self, block_hash: BlockHash, destination: memoryview) -> Tier | None:
         """The tier that it came from."""
-        tier, found = "host", self._host.get(block_hash)
+        tier: Tier = "host"
+        found = self._host.get(block_hash)
         if found is None:
             tier, found = "disk", await self._read(block_hash)
         if found is None:
@@ -205,7 +184,7 @@ class TieredConnector:
         if len(data) != len(destination) or block_digest(data) != digest:
             self._counters.count("tier_miss", f"wrong_digest_{tier}")
             log.error("a block came back from the %s tier with other bytes than it was kept with; it is dropped", tier)
-            self._drop(block_hash)
+            self._forget(block_hash)
             return None
         destination[:] = data
         return tier
@@ -214,35 +193,89 @@ class TieredConnector:
         digest = None if self._disk is None else self._disk.digest(block_hash)
         if self._disk is None or digest is None:
             return None
+        if (data := self._unwritten.get(block_hash)) is not None:
+            return data, digest
         try:
             return await asyncio.to_thread(self._disk.path(block_hash).read_bytes), digest
         except OSError as error:
-            self._counters.count("tier_miss", "unreadable")
-            log.warning("a block cannot be read from disk: %s", error)
-            self._drop(block_hash)
+            if block_hash in self._disk:
+                self._counters.count("tier_miss", "unreadable")
+                log.warning("a block cannot be read from disk: %s", error)
+                self._forget(block_hash)
             return None
 
-    def _drop(self, block_hash: BlockHash) -> None:
-        self._host.drop(block_hash)
-        if self._disk is not None:
-            self._disk.drop(block_hash)
+    # --- keeping ------------------------------------------------------------------------------------------------------
 
-    def offload(self, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+    def offload(self, parent: BlockHash | None, hashes: Sequence[BlockHash], blocks: Sequence[memoryview]) -> int:
+        taken = 0
         for block_hash, block in zip(hashes, blocks, strict=True):
-            if self._has(block_hash):
-                continue
-            data = bytes(block)
-            for gone in self._host.put(block_hash, data, block_digest(data)):
-                self._demote(gone)
-            self._counters.count("blocks_offloaded")
-        return len(blocks)
+            if block_hash in self._order:
+                self._order.touch(block_hash)
+            elif parent is not None and parent not in self._order:
+                break
+            elif not self._keep(block_hash, parent, bytes(block)):
+                break
+            parent = block_hash
+            taken += 1
+        return taken
 
-    def _demote(self, gone: tuple[BlockHash, bytes, bytes]) -> None:
+    def _keep(self, block_hash: BlockHash, parent: BlockHash | None, data: bytes) -> bool:
+        """Whether it is kept now. What is older may have to go for it."""
+        host, max_bytes = self._host, self._host.max_bytes
+        if len(data) > max_bytes or (parent is not None and self._order.tier(parent) == "disk"):
+            return self._keep_on_disk(block_hash, parent, data)
+        if host.size_bytes + len(data) > max_bytes and self._disk is not None and self._writer_is_behind:
+            return False
+        self._order.add(block_hash, parent, "host")
+        host.put(block_hash, data, block_digest(data))
+        self._counters.count("blocks_offloaded")
+        while host.size_bytes > max_bytes:
+            oldest = self._order.oldest("host")
+            assert oldest is not None, "a tier that has blocks has the end of a chain"
+            self._demote(oldest)
+        return block_hash in self._order
+
+    def _keep_on_disk(self, block_hash: BlockHash, parent: BlockHash | None, data: bytes) -> bool:
+        if self._disk is None or self._writer_is_behind:
+            return False
+        self._order.add(block_hash, parent, "disk")
+        self._counters.count("blocks_offloaded")
+        return self._put_on_disk(self._disk, block_hash, data, block_digest(data))
+
+    def _demote(self, block_hash: BlockHash) -> None:
+        data, digest = self._host.pop(block_hash)
         if self._disk is None:
+            self._order.drop(block_hash)
             return
-        self._unwritten.append(gone)
-        if self._writing is None:
-            self._writing = self._owner.start(self._write(self._disk), "disk")
+        self._order.demote(block_hash)
+        self._put_on_disk(self._disk, block_hash, data, digest)
+
+    @property
+    def _writer_is_behind(self) -> bool:
+        return len(self._unwritten) >= MAX_UNWRITTEN
+
+    def _put_on_disk(self, disk: DiskTier, block_hash: BlockHash, data: bytes, digest: bytes) -> bool:
+        """Whether it is kept, as the order says already that it is."""
+        disk.add(block_hash, len(data), digest)
+        self._unwritten[block_hash] = data
+        while disk.size_bytes > disk.max_bytes:
+            oldest = self._order.oldest("disk")
+            assert oldest is not None, "a tier that has blocks has the end of a chain"
+            self._forget(oldest)
+        if self._writing is None and self._unwritten:
+            self._writing = self._owner.start(self._write(disk), "disk")
+        return block_hash in self._order
+
+    def _forget(self, block_hash: BlockHash) -> None:
+        """And what follows it, which nobody could find any more."""
+        if block_hash not in self._order:
+            return
+        for gone in self._order.drop(block_hash):
+            self._unwritten.pop(gone, None)
+            if gone in self._host:
+                self._host.pop(gone)
+            elif self._disk is not None:
+                self._disk.drop(gone)
 
     async def _write(self, disk: DiskTier) -> None:
         try:
@@ -252,9 +285,7 @@ class TieredConnector:
 
     async def _write_all(self, disk: DiskTier) -> None:
         while self._unwritten:
-            (block_hash, data, digest), resets = self._unwritten.popleft(), self._resets
-            if block_hash in disk or not disk.make_room(len(data)):
-                continue
+            block_hash, data = next(iter(self._unwritten.items()))
             path = disk.path(block_hash)
             try:
                 await asyncio.to_thread(path.write_bytes, data)
@@ -262,24 +293,30 @@ class TieredConnector:
                 self._counters.count("tier_write_failed")
                 log.warning("a block cannot be written to disk: %s", error)
                 path.unlink(missing_ok=True)
-            else:
-                disk.add(block_hash, len(data), digest)
-                if resets != self._resets:
-                    disk.drop(block_hash)
+                if self._unwritten.get(block_hash) is data:
+                    self._forget(block_hash)
+                continue
+            if self._unwritten.get(block_hash) is data:
+                del self._unwritten[block_hash]
+            else:  # given up meanwhile
+                path.unlink(missing_ok=True)
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """The end of the sequence first, so that it goes first."""
-        for block_hash in reversed(hashes):
-            self._host.touch(block_hash)
-            if self._disk is not None:
-                self._disk.touch(block_hash)
+        """The last of them in each tier stands for those before it."""
+        last: dict[Tier, BlockHash] = {}
+        for block_hash in hashes:
+            if (tier := self._order.tier(block_hash)) is None:
+                break
+            last[tier] = block_hash
+        for block_hash in last.values():
+            self._order.touch(block_hash)
 
     def poll(self) -> int:
         return len(self._unwritten) + (self._writing is not None)
 
     def reset(self) -> None:
-        self._resets += 1
         self._unwritten.clear()
+        self._order.clear()
         self._host.clear()
         if self._disk is not None:
             self._disk.clear()
@@ -288,6 +325,7 @@ class TieredConnector:
         self._unwritten.clear()
         await self._owner.stop(1.0)
         self._writing = None
+        self._order.clear()
         self._host.clear()
         if self._disk is not None:
             await asyncio.to_thread(self._disk.remove)

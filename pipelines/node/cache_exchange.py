@@ -93,7 +93,7 @@ class CacheExchange:
         if self._config.enable_prefix_caching:
             self._connector = self._new_connector(memory)
         if self._connector.keeps:
-            self._offloader = Offloader(self._connector, self._holds, memory, self._counters)
+            self._offloader = Offloader(self._connector, self._contents, self._holds, memory, self._counters)
             owner.start(self._offloader.run(), "offload")
         self.loader = PrefixLoader(
             self._connector, hasher, self._contents, self._holds, memory, self._clock, self._counters

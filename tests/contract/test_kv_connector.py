@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcache import tiers
 from kvcache.connector import KVConnector, NullConnector
 from kvcache.dkv_connector import DKVConnector, Fetched
 from kvcache.fetch_plan import Rates
@@ -75,7 +76,7 @@ async def written(connector: KVConnector) -> None:
 
 
 async def filled(connector: KVConnector) -> None:
-    connector.offload(HASHES[:4], [memoryview(block(n)) for n in range(4)])
+    connector.offload(None, HASHES[:4], [memoryview(block(n)) for n in range(4)])
     await written(connector)
 
 
@@ -102,8 +103,17 @@ async def test_an_unknown_chain_or_a_hint_of_no_use_is_a_miss(made: KVConnector)
 
 async def test_after_a_reset_nothing_is_kept(made: KVConnector) -> None:
     await filled(made)
+    assert made.has(HASHES[0]) == made.keeps
     made.reset()
+    assert not made.has(HASHES[0])
     assert (await made.lookup(HASHES, 0, None)).blocks == 0
+
+
+async def test_what_follows_a_block_that_is_not_kept_is_not_taken(made: KVConnector) -> None:
+    assert made.offload(HASHES[0], HASHES[1:2], [memoryview(block(1))]) == 0
+    assert not made.has(HASHES[1])
+    taken = made.offload(None, HASHES[:2], [memoryview(block(0)), memoryview(block(1))])
+    assert taken == (2 if made.keeps else 0)
 
 
 async def test_closing_twice_is_closing(made: KVConnector) -> None:
@@ -135,7 +145,7 @@ async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk
     assert connector.disk is not None
     assert (connector.host.size_bytes, connector.disk.size_bytes) == (2 * SIZE, 2 * SIZE)
     assert await restore(connector, 4) == 4
-    connector.offload(HASHES[4:], [memoryview(block(n)) for n in (4, 5)])
+    connector.offload(HASHES[3], HASHES[4:], [memoryview(block(n)) for n in (4, 5)])
     await written(connector)
     assert connector.disk.size_bytes == 3 * SIZE and len(files(tmp_path)) == 3
     await connector.close()
@@ -165,9 +175,9 @@ async def test_what_memory_gives_up_as_the_writer_ends_is_written_too(
 
     monkeypatch.setattr(asyncio, "to_thread", at_once)
     connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
-    connector.offload(HASHES[:1], [memoryview(block(0))])
+    connector.offload(None, HASHES[:1], [memoryview(block(0))])
     await asyncio.sleep(0)  # the writer has run to its end, and nobody has been told of that yet
-    connector.offload(HASHES[1:2], [memoryview(block(1))])
+    connector.offload(HASHES[0], HASHES[1:2], [memoryview(block(1))])
     await written(connector)
     assert connector.disk is not None and len(connector.disk) == 2
     await connector.close()
@@ -207,10 +217,41 @@ async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, ha
     await connector.close()
 
 
+@pytest.mark.parametrize(("host", "disk"), [(3, 0), (0, 3), (1, 2), (2, 1)])
+async def test_a_chain_loses_its_end_first_and_a_newer_one_takes_the_place_of_the_older(
+    tmp_path: Path, host: int, disk: int
+) -> None:
+    connector = tiered_connector("n", host * SIZE, disk * SIZE, tmp_path, Counters())
+    old = [BlockHash(bytes([50 + n]) * 32) for n in range(3)]
+    assert connector.offload(None, old, [memoryview(block(n)) for n in range(3)]) == 3
+    kept = []
+    for at in range(3):
+        assert connector.offload(HASHES[at - 1] if at else None, HASHES[at : at + 1], [memoryview(block(at))]) == 1
+        await written(connector)
+        kept.append((await connector.lookup(old, 0, None)).blocks)
+        assert await restore(connector, 3) == at + 1
+    assert kept == [2, 1, 0]
+    assert connector.offload(HASHES[2], HASHES[3:4], [memoryview(block(3))]) == 0  # no place behind its own beginning
+    assert await restore(connector, 4) == 3
+    await connector.close()
+
+
+async def test_memory_that_cannot_be_written_to_disk_as_fast_as_it_fills_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "MAX_UNWRITTEN", 2)
+    connector = tiered_connector("n", SIZE, 100 * SIZE, tmp_path, Counters())
+    assert connector.offload(None, HASHES, [memoryview(block(n)) for n in range(6)]) == 3
+    assert await restore(connector, 6) == 3  # from memory, those that are on their way as well
+    await written(connector)
+    assert connector.offload(HASHES[2], HASHES[3:], [memoryview(block(n)) for n in range(3, 6)]) == 2
+    await connector.close()
+
+
 async def test_what_is_touched_stays_longer() -> None:
     connector = local_connector("n", 2 * SIZE, Counters())
-    connector.offload(HASHES[:2], [memoryview(block(n)) for n in (0, 1)])
+    connector.offload(None, HASHES[:2], [memoryview(block(n)) for n in (0, 1)])
     connector.touch(HASHES[:1])
-    connector.offload(HASHES[2:3], [memoryview(block(2))])
+    connector.offload(None, HASHES[2:3], [memoryview(block(2))])
     assert HASHES[0] in connector.host and HASHES[1] not in connector.host
     await connector.close()
