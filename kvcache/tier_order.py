@@ -49,6 +49,10 @@ class TierOrder:
         kept = self._kept.get(block_hash)
         return None if kept is None else kept.tier
 
+    def parent(self, block_hash: BlockHash) -> BlockHash | None:
+        """What this one, which is kept, follows; None: it begins a chain."""
+        return self._kept[block_hash].parent
+
     def add(self, block_hash: BlockHash, parent: BlockHash | None, tier: Tier) -> None:
         """`parent` (None: a chain begins) is kept, for "host" in memory; the block is not yet."""
         self._kept[block_hash] = _Kept(parent, tier, 0)

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kvcache.connector import Landed, Located
+from kvcache.fetch_plan import Rates
 from kvcache.hashing import BlockHash
 from kvcache.tier_order import Tier, TierOrder
+from kvcache.tier_reach import TierReach
 from kvcache.transfer import block_digest
+from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.errors import ConfigurationError
 from pronghorn.tasks import Owner
@@ -113,10 +116,14 @@ class DiskTier:
 class TieredConnector:
     """`kvcache.connector.KVConnector` over a host tier and, where it is given one, a disk tier."""
 
-    def __init__(self, name: str, host_bytes: int, disk: DiskTier | None, counters: Counters) -> None:
+    def __init__(self, name: str, host_bytes: int, disk: DiskTier | None, counters: Counters, clock: Clock) -> None:
         self._host = HostTier(host_bytes)
         self._disk = disk
         self._order = TierOrder()
+        self.reach = TierReach([*(("host",) if host_bytes else ()), *(("disk",) if disk is not None else ())])
+        """What can be found in these tiers and in the pool, once somebody tells it what the pool has."""
+        self._rates = Rates()
+        self._clock = clock
         self._counters = counters
         self._owner = Owner(f"{name}/tiers")
         self._unwritten: OrderedDict[BlockHash, bytes] = OrderedDict()
@@ -137,6 +144,10 @@ class TieredConnector:
 
     def may_have(self, metadata: Mapping[str, Any] | None) -> bool:
         return len(self._host) > 0 or (self._disk is not None and len(self._disk) > 0)
+
+    def bytes_per_s(self, tier: Tier) -> float | None:
+        """How fast blocks came back from it lately; None where none did."""
+        return self._rates.rate(tier, self._clock.now_s())
 
     def has(self, block_hash: BlockHash) -> bool:
         return block_hash in self._order
@@ -162,10 +173,13 @@ class TieredConnector:
         try:
             async with asyncio.timeout(budget_s):
                 for block_hash, destination in zip(hashes[start:], destinations, strict=False):
+                    began_s = self._clock.now_s()
                     if (tier := await self._restore(block_hash, destination)) is None:
                         break
                     landed += 1
                     sizes[tier] += len(destination)
+                    now_s = self._clock.now_s()
+                    self._rates.note(tier, len(destination), now_s - began_s, now_s)
         except TimeoutError:
             self._counters.count("tier_miss", "timeout")
         self._counters.count("blocks_restored", n=landed)
@@ -227,6 +241,7 @@ class TieredConnector:
         if host.size_bytes + len(data) > max_bytes and self._disk is not None and self._writer_is_behind:
             return False
         self._order.add(block_hash, parent, "host")
+        self.reach.kept("host", block_hash, parent)
         host.put(block_hash, data, block_digest(data))
         self._counters.count("blocks_offloaded")
         while host.size_bytes > max_bytes:
@@ -246,9 +261,10 @@ class TieredConnector:
         data, digest = self._host.pop(block_hash)
         if self._disk is None:
             self._order.drop(block_hash)
-            return
-        self._order.demote(block_hash)
-        self._put_on_disk(self._disk, block_hash, data, digest)
+        else:
+            self._order.demote(block_hash)
+            self._put_on_disk(self._disk, block_hash, data, digest)
+        self.reach.lost("host", block_hash)  # last, so that the other tier has it by then
 
     @property
     def _writer_is_behind(self) -> bool:
@@ -257,6 +273,7 @@ class TieredConnector:
     def _put_on_disk(self, disk: DiskTier, block_hash: BlockHash, data: bytes, digest: bytes) -> bool:
         """Whether it is kept, as the order says already that it is."""
         disk.add(block_hash, len(data), digest)
+        self.reach.kept("disk", block_hash, self._order.parent(block_hash))
         self._unwritten[block_hash] = data
         while disk.size_bytes > disk.max_bytes:
             oldest = self._order.oldest("disk")
@@ -274,8 +291,10 @@ class TieredConnector:
             self._unwritten.pop(gone, None)
             if gone in self._host:
                 self._host.pop(gone)
+                self.reach.lost("host", gone)
             elif self._disk is not None:
                 self._disk.drop(gone)
+                self.reach.lost("disk", gone)
 
     async def _write(self, disk: DiskTier) -> None:
         try:
@@ -317,6 +336,7 @@ class TieredConnector:
     def reset(self) -> None:
         self._unwritten.clear()
         self._order.clear()
+        self.reach.cleared()
         self._host.clear()
         if self._disk is not None:
             self._disk.clear()
@@ -331,12 +351,14 @@ class TieredConnector:
             await asyncio.to_thread(self._disk.remove)
 
 
-def local_connector(name: str, host_bytes: int, counters: Counters) -> TieredConnector:
+def local_connector(name: str, host_bytes: int, counters: Counters, clock: Clock) -> TieredConnector:
     """Memory alone."""
-    return TieredConnector(name, host_bytes, None, counters)
+    return TieredConnector(name, host_bytes, None, counters, clock)
 
 
-def tiered_connector(name: str, host_bytes: int, disk_bytes: int, folder: Path, counters: Counters) -> TieredConnector:
+def tiered_connector(
+    name: str, host_bytes: int, disk_bytes: int, folder: Path, counters: Counters, clock: Clock
+) -> TieredConnector:
     """Memory, and below `folder` a disk tier unless `disk_bytes` is 0. ConfigurationError as `DiskTier`."""
     disk = DiskTier(folder / name, disk_bytes) if disk_bytes else None
-    return TieredConnector(name, host_bytes, disk, counters)
+    return TieredConnector(name, host_bytes, disk, counters, clock)

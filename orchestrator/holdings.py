@@ -1,7 +1,8 @@
 """What every life of a node holds, as its block events tell it; and what a node that was just chosen is about to hold.
 
 Pure: frames, decisions and the time come in, and whether to ask for a snapshot goes out. It knows lives of nodes and
-index keys; not sessions. A hint, never a truth: the nodes check everything that they take.
+index keys; not sessions. A hint, never a truth: the nodes check everything that they take. What a life could bring back
+from a tier of its own is held, in the same index, under a name made of its own and the tier's.
 
     ABSENT --snapshot--> LOADING --its last frame--> FOLLOWING --a frame missing, or one from before--> ABSENT
 
@@ -11,9 +12,12 @@ and whether the node then really held it is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
+from kvcache.tier_order import TIERS
 from orchestrator.block_index import BlockIndex
 from pipelines.types.frames import BlockEvents, BlocksCleared, BlocksRemoved, BlocksStored, NodeReport
 from pronghorn.counters import Counters
@@ -42,6 +46,8 @@ class _Life:
     drifting_since_s: float | None = None
     drift_blocks: int = 0
     """By how many blocks the index was off from what the node said last."""
+    tiers: dict[str, Incarnation] = field(default_factory=dict)
+    """The names under which the index knows what each tier reaches."""
 
 
 class Holdings:
@@ -53,6 +59,8 @@ class Holdings:
         self._lives: dict[Incarnation, _Life] = {}
         self._expected: dict[Incarnation, Incarnation] = {}
         """By the name under which the index knows an expectation: the life that it is about."""
+        self._tiered: dict[Incarnation, Incarnation] = {}
+        """By the name under which the index knows what a tier reaches: the life that has the tier."""
         self._awaited: list[tuple[Incarnation, bytes]] = []
         self._awaited_before: list[tuple[Incarnation, bytes]] = []
         self._turn = 0
@@ -62,8 +70,10 @@ class Holdings:
 
     def lost(self, incarnation: Incarnation) -> None:
         """The session is over: what is heard of that life next begins with a snapshot."""
-        self._lives.pop(incarnation, None)
-        self._index.dropped(incarnation)
+        gone = self._lives.pop(incarnation, _Life())
+        self._dropped(incarnation, gone)
+        for tier_name in gone.tiers.values():
+            del self._tiered[tier_name]
         for name, life in list(self._expected.items()):
             if life == incarnation:
                 self._index.dropped(name)
@@ -74,28 +84,47 @@ class Holdings:
         life = self._lives.setdefault(incarnation, _Life())
         before, life.sequence = life.sequence, frame.sequence
         if frame.snapshot:
-            self._index.dropped(incarnation)
+            self._dropped(incarnation, life)
             life.state, life.asked_at_s, life.drifting_since_s = Follow.LOADING, None, None
         elif life.state is Follow.ABSENT or before is None or frame.sequence != before + 1:
             self._counters.count("block_events_lost" if life.state is not Follow.ABSENT else "block_events_unusable")
             if before is not None and frame.sequence <= before:
-                self._index.dropped(incarnation)
+                self._dropped(incarnation, life)
             life.state = Follow.ABSENT
             return self._ask(life, now_s)
         for event in frame.events:
             self._take(incarnation, event)
+        for tier, events in frame.kept.items():
+            if (name := self._tier_name(incarnation, life, tier)) is not None:
+                for event in events:
+                    self._take(name, event)
         if life.state is Follow.LOADING and not frame.more:
             life.state = Follow.FOLLOWING
         return False
 
-    def _take(self, incarnation: Incarnation, event: BlocksStored | BlocksRemoved | BlocksCleared) -> None:
+    def _dropped(self, incarnation: Incarnation, life: _Life) -> None:
+        """Nothing is known of it any more."""
+        self._index.dropped(incarnation)
+        for name in life.tiers.values():
+            self._index.dropped(name)
+
+    def _tier_name(self, incarnation: Incarnation, life: _Life, tier: str) -> Incarnation | None:
+        """None where it is a tier that nobody here knows, of a node that is newer than this."""
+        if tier not in TIERS:
+            return None
+        if tier not in life.tiers:
+            name = life.tiers[tier] = Incarnation(f"{incarnation}@{tier}")
+            self._tiered[name] = incarnation
+        return life.tiers[tier]
+
+    def _take(self, holder: Incarnation, event: BlocksStored | BlocksRemoved | BlocksCleared) -> None:
         match event:
             case BlocksStored(parent=parent, keys=keys):
-                self._index.stored(incarnation, parent, keys)
+                self._index.stored(holder, parent, keys)
             case BlocksRemoved(keys=keys):
-                self._index.removed(incarnation, keys)
+                self._index.removed(holder, keys)
             case BlocksCleared():
-                self._index.dropped(incarnation)
+                self._index.dropped(holder)
 
     def _ask(self, life: _Life, now_s: float) -> bool:
         if life.asked_at_s is not None and now_s - life.asked_at_s < ASKS_AGAIN_S:
@@ -112,8 +141,8 @@ class Holdings:
             return False
         if life.state is Follow.ABSENT:
             return life.asked_at_s is not None and self._ask(life, now_s)
-        life.drift_blocks = drift = self._drift(report)
-        if drift <= max(DRIFT_BLOCKS, DRIFT_SHARE * (report.findable_blocks or 0)) or self._index.tally().forgotten:
+        life.drift_blocks, too_far = self._drift(report, life)
+        if not too_far or self._index.tally().forgotten:
             life.drifting_since_s = None
             return False
         if life.drifting_since_s is None:
@@ -124,10 +153,14 @@ class Holdings:
         self._counters.count("block_index_drifted")
         return self._ask(life, now_s)
 
-    def _drift(self, report: NodeReport) -> int:
-        if report.findable_blocks is None:
-            return 0
-        return abs(report.findable_blocks - self._index.blocks_of(report.incarnation))
+    def _drift(self, report: NodeReport, life: _Life) -> tuple[int, bool]:
+        """By how many blocks the index is off, of the pool or of what a tier reaches, and whether that is too many."""
+        said = [] if report.findable_blocks is None else [(report.incarnation, report.findable_blocks)]
+        if not isinstance(report.tiers, msgspec.UnsetType):
+            said += [(life.tiers[t], report.tiers[t].blocks) for t in life.tiers if t in report.tiers]
+        off = [(abs(blocks - self._index.blocks_of(name)), blocks) for name, blocks in said]
+        too_far = any(drift > max(DRIFT_BLOCKS, DRIFT_SHARE * blocks) for drift, blocks in off)
+        return max((drift for drift, _ in off), default=0), too_far
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
@@ -135,6 +168,8 @@ class Holdings:
         """By life, how many of the prompt's leading blocks it holds or is expected to. `among`: of these alone."""
         if among is None:
             found = self._index.find(packed)
+            if self._tiered:
+                found = {name: depth for name, depth in found.items() if name not in self._tiered}
         else:
             found = self._index.depths(packed, among)
         if self._expected:
@@ -146,14 +181,28 @@ class Holdings:
                     found[life] = depth
         return found
 
+    def find_kept(self, packed: bytes, among: Sequence[Incarnation]) -> dict[Incarnation, dict[str, int]]:
+        """By those of these lives that have tiers, and by tier: how many leading blocks can be had from the pool, from
+        that tier, or from one that is brought back sooner."""
+        if not self._tiered:
+            return {}
+        names = {life: known.tiers for life in among if (known := self._lives.get(life)) is not None and known.tiers}
+        depths = self._index.depths(packed, [name for tiers in names.values() for name in tiers.values()])
+        return {life: {t: depths.get(name, 0) for t, name in tiers.items()} for life, tiers in names.items()}
+
     def _names_of(self, lives: Sequence[Incarnation]) -> list[Incarnation]:
         ends = (f"?{self._turn}", f"?{self._turn - 1}")
         return [name for life in lives for end in ends if (name := Incarnation(life + end)) in self._expected]
 
     def find_best(self, packed: bytes, count: int) -> list[Incarnation]:
-        """Lives that hold most, or are expected to: about `count` where there are so many, in no order."""
-        found = self._index.find_best(packed, 2 * count)
-        return list(dict.fromkeys(self._expected.get(name, name) for name in found))
+        """Lives that hold most, or are expected to, or could bring it back: about `count` where there are so many, in
+        no order."""
+        if not self._tiered:
+            found = self._index.find_best(packed, 2 * count)
+            return list(dict.fromkeys(self._expected.get(name, name) for name in found))
+        lives = self._tiered | self._expected
+        found = self._index.find_best(packed, (2 + len(TIERS)) * count)
+        return list(dict.fromkeys(lives.get(name, name) for name in found))
 
     def expect(self, incarnation: Incarnation, packed: bytes) -> None:
         """It was given a prompt with these blocks, and will soon hold them."""
@@ -205,8 +254,15 @@ class Holdings:
         }
 
     def dump(self) -> dict[Incarnation, set[int]]:
-        """By life, the keys that it is known to hold, expectations aside: for tests and inspection."""
-        return {life: keys for life, keys in self._index.dump().items() if life not in self._expected}
+        """By life, the keys that it is known to hold, expectations and tiers aside: for tests and inspection."""
+        other = self._expected.keys() | self._tiered.keys()
+        return {life: keys for life, keys in self._index.dump().items() if life not in other}
+
+    def dump_kept(self, tier: str) -> dict[Incarnation, set[int]]:
+        """The same of what a tier reaches."""
+        found = self._index.dump()
+        names = {life: known.tiers[tier] for life, known in self._lives.items() if tier in known.tiers}
+        return {life: found[name] for life, name in names.items() if name in found}
 
     def check(self) -> None:
         self._index.check()

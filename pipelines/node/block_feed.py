@@ -6,7 +6,7 @@ would wait gets a new snapshot in their place.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvcache.contents import CacheContents
 from kvcache.hashing import INDEX_KEY_BYTES, index_keys
@@ -19,6 +19,7 @@ KEYS_PER_FRAME = 8192
 """So that tokens wait behind 64 KiB of a snapshot at most."""
 
 Event = BlocksStored | BlocksRemoved | BlocksCleared
+NONE_KEPT: Mapping[str, Sequence[Event]] = {}
 
 
 def events_of(changes: Iterable[CacheChange]) -> list[Event]:
@@ -42,23 +43,27 @@ class BlockFeed:
         self.overflows = 0
         self._max_waiting_keys = max_waiting_keys
         self._snapshot_due = True
-        self._snapshot: deque[list[Event]] = deque()
+        self._snapshot: deque[tuple[list[Event], dict[str, list[Event]]]] = deque()
         """Frames of a snapshot that have not left; the changes that wait came after all of them."""
         self._first_of_snapshot = False
         self._waiting: list[Event] = []
+        self._waiting_kept: dict[str, list[Event]] = {}
         self._waiting_keys = 0
         self._sequence = 0
 
     @property
     def idle(self) -> bool:
-        return not (self._snapshot_due or self._snapshot or self._waiting)
+        return not (self._snapshot_due or self._snapshot or self._waiting or self._waiting_kept)
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Sequence[Event], kept: Mapping[str, Sequence[Event]] = NONE_KEPT) -> None:
+        """Of the pool, and of what each tier reaches."""
         if self._snapshot_due:
             return  # what is cached when it is made will have them
-        for event in events:
-            self._waiting.append(event)
-            self._waiting_keys += 1 if isinstance(event, BlocksCleared) else len(event.keys) // INDEX_KEY_BYTES
+        self._waiting += events
+        self._waiting_keys += _keys(events)
+        for tier, changed in kept.items():
+            self._waiting_kept.setdefault(tier, []).extend(changed)
+            self._waiting_keys += _keys(changed)
         if self._waiting_keys > self._max_waiting_keys:
             self.overflows += 1
             self.resend()
@@ -67,34 +72,46 @@ class BlockFeed:
         """Begin anew with a snapshot."""
         self._snapshot_due = True
         self._snapshot.clear()
-        self._waiting, self._waiting_keys = [], 0
+        self._waiting, self._waiting_kept, self._waiting_keys = [], {}, 0
 
-    def take(self, contents: CacheContents) -> BlockEvents | None:
-        """The next frame, None where there is nothing to say. `contents` has every change that was added."""
+    def take(self, contents: CacheContents, kept: Mapping[str, CacheContents]) -> BlockEvents | None:
+        """The next frame, None where there is nothing to say. `contents`, and of each tier `kept`, have every change
+        that was added."""
         if self._snapshot_due:
             self._snapshot_due, self._first_of_snapshot = False, True
-            self._snapshot.extend(_in_frames(contents))
+            self._snapshot.extend(_in_frames(contents, kept))
         if self._snapshot:
-            events, first = self._snapshot.popleft(), self._first_of_snapshot
+            said, first = self._snapshot.popleft(), self._first_of_snapshot
             self._first_of_snapshot = False
-            return self._frame(events, snapshot=first, more=bool(self._snapshot))
-        if not self._waiting:
+            return self._frame(*said, snapshot=first, more=bool(self._snapshot))
+        if not (self._waiting or self._waiting_kept):
             return None
-        events, self._waiting, self._waiting_keys = self._waiting, [], 0
-        return self._frame(events)
+        said = self._waiting, self._waiting_kept
+        self._waiting, self._waiting_kept, self._waiting_keys = [], {}, 0
+        return self._frame(*said)
 
-    def _frame(self, events: list[Event], *, snapshot: bool = False, more: bool = False) -> BlockEvents:
+    def _frame(
+        self, events: list[Event], kept: dict[str, list[Event]], *, snapshot: bool = False, more: bool = False
+    ) -> BlockEvents:
         self._sequence += 1
-        return BlockEvents(self._sequence, events, snapshot, more)
+        return BlockEvents(self._sequence, events, snapshot, more, kept)
 
 
-def _in_frames(contents: CacheContents) -> list[list[Event]]:
-    frames: list[list[Event]] = [[]]
+def _keys(events: Sequence[Event]) -> int:
+    return sum(1 if isinstance(event, BlocksCleared) else len(event.keys) // INDEX_KEY_BYTES for event in events)
+
+
+def _in_frames(
+    contents: CacheContents, kept: Mapping[str, CacheContents]
+) -> list[tuple[list[Event], dict[str, list[Event]]]]:
+    frames: list[tuple[list[Event], dict[str, list[Event]]]] = [([], {})]
     room = KEYS_PER_FRAME
-    for run in contents.runs(KEYS_PER_FRAME):
-        if len(run.hashes) > room:
-            frames.append([])
-            room = KEYS_PER_FRAME
-        frames[-1].append(_event(run))
-        room -= len(run.hashes)
+    for tier, found in ((None, contents), *kept.items()):
+        for run in found.runs(KEYS_PER_FRAME):
+            if len(run.hashes) > room:
+                frames.append(([], {}))
+                room = KEYS_PER_FRAME
+            events, tiers = frames[-1]
+            (events if tier is None else tiers.setdefault(tier, [])).append(_event(run))
+            room -= len(run.hashes)
     return frames

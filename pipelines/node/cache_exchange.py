@@ -5,7 +5,7 @@ nothing itself. Invariant: after `stop` nothing touches the block memory.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvcache import digested_copy
@@ -20,7 +20,9 @@ from kvcache.layered_connector import LayeredConnector
 from kvcache.memory import BlockMemory
 from kvcache.registration import keep_seed
 from kvcache.registry import NodeRegistry
-from kvcache.tiers import local_connector, tiered_connector
+from kvcache.tier_order import TIERS
+from kvcache.tiers import TieredConnector, local_connector, tiered_connector
+from pipelines.node.block_feed import Event, events_of
 from pipelines.node.config import NodeConfig
 from pipelines.node.directory_publisher import DirectoryPublisher
 from pipelines.node.engine_holds import EngineHolds
@@ -33,6 +35,7 @@ from pipelines.node.prefix_loader import PrefixLoader
 from pipelines.node.stream_port import StreamPort
 from pipelines.node.stream_service import StreamMethod
 from pipelines.runtime.messages import EngineReady, StepReport
+from pipelines.types.frames import TierReport
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
 from pronghorn.ids import Incarnation, NodeName
@@ -61,9 +64,11 @@ class CacheExchange:
         registered_at_unix_s: Callable[[], float],
         identity: Callable[[], Identity],
         require_serving: Callable[[], None],
+        tell_kept: Callable[[Mapping[str, Sequence[Event]]], None],
         clock: Clock,
         counters: Counters,
     ) -> None:
+        """`tell_kept` hears each change of what the tiers reach, once `kept` has it."""
         self._name = name
         self._seed = seed
         self._told = config
@@ -75,6 +80,8 @@ class CacheExchange:
         self._registered_at_unix_s = registered_at_unix_s
         self._publisher: DirectoryPublisher | None = None
         self._offloader: Offloader | None = None
+        self._tiers: TieredConnector | None = None
+        self._tell_kept = tell_kept
         self._identity = identity
         self._clock = clock
         self._counters = counters
@@ -92,7 +99,8 @@ class CacheExchange:
         digested_copy.prepare()
         if self._config.enable_prefix_caching:
             self._connector = self._new_connector(memory)
-        if self._connector.keeps:
+        if self._tiers is not None:
+            self._tiers.reach.on_change = self._tell_soon
             self._offloader = Offloader(self._connector, self._contents, self._holds, memory, self._counters)
             owner.start(self._offloader.run(), "offload")
         self.loader = PrefixLoader(
@@ -119,7 +127,7 @@ class CacheExchange:
             case "null":
                 return self._connector
             case "local" | "tiered":
-                return self._tiers(memory)
+                return self._new_tiers(memory)
             case "dkv":
                 dkv = DKVConnector(
                     name=self._name,
@@ -133,21 +141,48 @@ class CacheExchange:
                     counters=self._counters,
                 )
                 tiered = any(self._told.tier_bytes(0))
-                return LayeredConnector(self._tiers(memory), dkv, self._clock) if tiered else dkv
+                return LayeredConnector(self._new_tiers(memory), dkv, self._clock) if tiered else dkv
 
-    def _tiers(self, memory: BlockMemory) -> KVConnector:
+    def _new_tiers(self, memory: BlockMemory) -> TieredConnector:
         tier_bytes = self._told.tier_bytes(memory.num_blocks * memory.block_bytes)
-        if not tier_bytes.disk:
-            return local_connector(self._name, tier_bytes.host, self._counters)
-        folder = Path(self._told.disk_offload_dir or "")
-        return tiered_connector(self._name, tier_bytes.host, tier_bytes.disk, folder, self._counters)
+        name, counters, clock = self._name, self._counters, self._clock
+        if tier_bytes.disk:
+            folder = Path(self._told.disk_offload_dir or "")
+            self._tiers = tiered_connector(name, tier_bytes.host, tier_bytes.disk, folder, counters, clock)
+        else:
+            self._tiers = local_connector(name, tier_bytes.host, counters, clock)
+        return self._tiers
+
+    # --- tiers of its own ---------------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> Mapping[str, CacheContents]:
+        """What each tier reaches, as `tell_kept` was told."""
+        return {} if self._tiers is None else self._tiers.reach.contents
+
+    def tiers(self) -> dict[str, TierReport]:
+        tiers = self._tiers
+        if tiers is None:
+            return {}
+        found = tiers.reach.contents
+        return {tier: TierReport(len(found[tier]), tiers.bytes_per_s(tier)) for tier in TIERS if tier in found}
+
+    def _tell_soon(self) -> None:
+        """What changes in one turn is told at once."""
+        asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        assert self._tiers is not None, "there are no tiers to tell of"
+        if changes := self._tiers.reach.take():
+            self._tell_kept({tier: events_of(each) for tier, each in changes.items()})
 
     def on_report(self, report: StepReport) -> None:
         """After `contents` has taken its changes."""
         self._holds.on_events(report.holds)
         if self._publisher is not None and report.cache_changes:
             self._publisher.note(report.cache_changes)
-        if self._offloader is not None and report.cache_changes:
+        if self._tiers is not None and self._offloader is not None and report.cache_changes:
+            self._tiers.reach.pool_changed(report.cache_changes)
             self._offloader.note(report.cache_changes)
         if report.stats is not None:
             self._rates.note(COMPUTE, report.prompt_tokens, report.stats.execution_time_s, self._clock.now_s())

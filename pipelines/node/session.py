@@ -7,10 +7,10 @@ attempts, so that one slow reader never holds memory or blocks of others.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 from kvcache.handshake import Identity
-from pipelines.node.block_feed import BlockFeed, Event
+from pipelines.node.block_feed import NONE_KEPT, BlockFeed, Event
 from pipelines.types.frames import Delta, Failure, Outputs, Pulled
 from pronghorn.errors import ErrorRecord, PronghornError
 from pronghorn.ids import Fence
@@ -52,8 +52,8 @@ class Session:
             self.end(f"{self.peer.name} reads too slowly: {waiting} outputs wait (bound {self._max_waiting})")
         self._wake.set()
 
-    def cache_changed(self, events: Iterable[Event]) -> None:
-        self.blocks.add(events)
+    def cache_changed(self, events: Sequence[Event], kept: Mapping[str, Sequence[Event]] = NONE_KEPT) -> None:
+        self.blocks.add(events, kept)
         self._wake.set()
 
     def resend_blocks(self) -> None:

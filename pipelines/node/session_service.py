@@ -8,7 +8,7 @@ that it has seen. gRPC is named here, in `stream_service.py` and in `stream_clie
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -17,7 +17,7 @@ from grpc import aio
 
 from kvcache.contents import CacheContents
 from kvcache.handshake import Identity, check_peer
-from pipelines.node.block_feed import Event
+from pipelines.node.block_feed import NONE_KEPT, Event
 from pipelines.node.session import Session
 from pipelines.types import wire
 from pipelines.types.frames import (
@@ -58,6 +58,10 @@ class SessionHost(Protocol):
 
     @property
     def contents(self) -> CacheContents: ...
+
+    @property
+    def kept(self) -> Mapping[str, CacheContents]:
+        """What each of its tiers reaches."""
 
     def report(self) -> NodeReport: ...
 
@@ -146,10 +150,10 @@ class SessionService:
         for session in self._sessions:
             session.ask_beat()
 
-    def cache_changed(self, events: Sequence[Event]) -> None:
-        """Tell every orchestrator; the host's `contents` have the changes already."""
+    def cache_changed(self, events: Sequence[Event], kept: Mapping[str, Sequence[Event]] = NONE_KEPT) -> None:
+        """Tell every orchestrator; the host's `contents`, or `kept`, have the changes already."""
         for session in self._sessions:
-            session.cache_changed(events)
+            session.cache_changed(events, kept)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new stream, end the sessions, give other streams `grace_s`, then cut what is left."""
@@ -252,7 +256,7 @@ class SessionService:
             if session.take_beat() or self._clock.now_s() >= beat_due_s:
                 await context.write(wire.encode(Heartbeat(self._host.report())))
                 beat_due_s = self._clock.now_s() + HEARTBEAT_PERIOD_S
-            if (events := session.blocks.take(self._host.contents)) is not None:
+            if (events := session.blocks.take(self._host.contents, self._host.kept)) is not None:
                 await context.write(wire.encode(events))
             if session.blocks.idle:
                 await session.wait(max(0.0, beat_due_s - self._clock.now_s()))

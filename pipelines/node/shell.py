@@ -14,7 +14,7 @@ import enum
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -163,6 +163,7 @@ class NodeShell:
             registered_at_unix_s=lambda: self.registered_at_unix_s,
             identity=lambda: self.identity,
             require_serving=self.require_serving,
+            tell_kept=lambda kept: self._service.cache_changed([], kept),
             clock=clock,
             counters=counters,
         )
@@ -342,6 +343,10 @@ class NodeShell:
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
+    @property
+    def kept(self) -> Mapping[str, CacheContents]:
+        return self.exchange.kept
+
     def report(self) -> NodeReport:
         load = self.link.load
         return NodeReport(
@@ -359,6 +364,7 @@ class NodeShell:
             generation_throughput=self._batches.generation_throughput,
             findable_blocks=len(self.contents),
             orchestrators=max(1, self._service.num_sessions),
+            tiers=self.exchange.tiers() or msgspec.UNSET,
             **msgspec.structs.asdict(load),
         )
 

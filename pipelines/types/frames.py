@@ -131,7 +131,7 @@ class BlocksCleared(msgspec.Struct, frozen=True, tag=True):
     """Nothing is cached any more."""
 
 
-class BlockEvents(msgspec.Struct, frozen=True, tag=True):
+class BlockEvents(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """What has changed in a node's cache since the frame before. A hint, never a promise."""
 
     sequence: int
@@ -141,11 +141,21 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """The first frame of everything that is cached: forget what this life of the node held before."""
     more: bool = False
     """The snapshot goes on in the next frame."""
+    kept: dict[str, list[BlocksStored | BlocksRemoved | BlocksCleared]] = {}
+    """The same of what the node could bring back, by tier ("host", "disk"): what can be found in its pool, in that
+    tier, or in one that is brought back sooner (`kvcache/tier_reach.py`). Nothing where it has no tiers."""
 
 
 NodeFrame = Outputs | Heartbeat | BlockEvents
 
 HEARTBEAT_PERIOD_S = 0.25
+
+
+class TierReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    blocks: int
+    """That can be found in the pool, in that tier, or in one that is brought back sooner, as block events tell them."""
+    bytes_per_s: float | None = None
+    """At which blocks came back from it lately; None where none did."""
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -181,3 +191,5 @@ class NodeReport(msgspec.Struct, frozen=True):
     """Different blocks that its cache has, whose events it has sent or is about to."""
     orchestrators: int = 1
     """Those that have a session with it."""
+    tiers: dict[str, TierReport] | msgspec.UnsetType = msgspec.UNSET
+    """Of its cache, by name; unset where it has none."""

@@ -55,14 +55,14 @@ async def made(request: pytest.FixtureRequest, tmp_path: Path):
     counters = Counters()
     connector: KVConnector = {
         "null": lambda: NullConnector(counters),
-        "local": lambda: local_connector("n", 100 * SIZE, counters),
-        "tiered": lambda: tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters),
+        "local": lambda: local_connector("n", 100 * SIZE, counters, ManualClock()),
+        "tiered": lambda: tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters, ManualClock()),
         "dkv": lambda: dkv(counters),
         "dkv over local": lambda: LayeredConnector(
-            local_connector("n", 100 * SIZE, counters), dkv(counters), ManualClock()
+            local_connector("n", 100 * SIZE, counters, ManualClock()), dkv(counters), ManualClock()
         ),
         "dkv over tiered": lambda: LayeredConnector(
-            tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters), dkv(counters), ManualClock()
+            tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters, ManualClock()), dkv(counters), ManualClock()
         ),
     }[request.param]()
     yield connector
@@ -140,7 +140,7 @@ async def restore(connector: TieredConnector, count: int) -> int:
 @pytest.mark.conformance(40)
 async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk(tmp_path: Path) -> None:
     counters = Counters()
-    connector = tiered_connector("n", 2 * SIZE, 3 * SIZE, tmp_path, counters)
+    connector = tiered_connector("n", 2 * SIZE, 3 * SIZE, tmp_path, counters, ManualClock())
     await filled(connector)
     assert connector.disk is not None
     assert (connector.host.size_bytes, connector.disk.size_bytes) == (2 * SIZE, 2 * SIZE)
@@ -153,7 +153,7 @@ async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk
 
 
 async def test_a_disk_budget_of_nothing_is_no_disk_tier(tmp_path: Path) -> None:
-    connector = tiered_connector("n", 2 * SIZE, 0, tmp_path, Counters())
+    connector = tiered_connector("n", 2 * SIZE, 0, tmp_path, Counters(), ManualClock())
     await filled(connector)
     assert connector.disk is None and not files(tmp_path)
     assert len(connector.host) == 2
@@ -161,7 +161,7 @@ async def test_a_disk_budget_of_nothing_is_no_disk_tier(tmp_path: Path) -> None:
 
 
 async def test_a_host_budget_of_nothing_leaves_the_disk(tmp_path: Path) -> None:
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters(), ManualClock())
     await filled(connector)
     assert len(connector.host) == 0 and await restore(connector, 4) == 4
     await connector.close()
@@ -174,7 +174,7 @@ async def test_what_memory_gives_up_as_the_writer_ends_is_written_too(
         return write(*args)
 
     monkeypatch.setattr(asyncio, "to_thread", at_once)
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters(), ManualClock())
     connector.offload(None, HASHES[:1], [memoryview(block(0))])
     await asyncio.sleep(0)  # the writer has run to its end, and nobody has been told of that yet
     connector.offload(HASHES[0], HASHES[1:2], [memoryview(block(1))])
@@ -192,7 +192,7 @@ async def test_a_file_that_could_not_be_written_whole_does_not_stay(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters(), ManualClock())
     await filled(connector)
     assert not files(tmp_path)
     await connector.close()
@@ -201,7 +201,7 @@ async def test_a_file_that_could_not_be_written_whole_does_not_stay(
 @pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
 async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, harm: str) -> None:
     counters = Counters()
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, counters)
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, counters, ManualClock())
     await filled(connector)
     path = tmp_path / "n" / HASHES[1].hex()
     match harm:
@@ -221,7 +221,7 @@ async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, ha
 async def test_a_chain_loses_its_end_first_and_a_newer_one_takes_the_place_of_the_older(
     tmp_path: Path, host: int, disk: int
 ) -> None:
-    connector = tiered_connector("n", host * SIZE, disk * SIZE, tmp_path, Counters())
+    connector = tiered_connector("n", host * SIZE, disk * SIZE, tmp_path, Counters(), ManualClock())
     old = [BlockHash(bytes([50 + n]) * 32) for n in range(3)]
     assert connector.offload(None, old, [memoryview(block(n)) for n in range(3)]) == 3
     kept = []
@@ -240,7 +240,7 @@ async def test_memory_that_cannot_be_written_to_disk_as_fast_as_it_fills_takes_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "MAX_UNWRITTEN", 2)
-    connector = tiered_connector("n", SIZE, 100 * SIZE, tmp_path, Counters())
+    connector = tiered_connector("n", SIZE, 100 * SIZE, tmp_path, Counters(), ManualClock())
     assert connector.offload(None, HASHES, [memoryview(block(n)) for n in range(6)]) == 3
     assert await restore(connector, 6) == 3  # from memory, those that are on their way as well
     await written(connector)
@@ -249,7 +249,7 @@ async def test_memory_that_cannot_be_written_to_disk_as_fast_as_it_fills_takes_n
 
 
 async def test_what_is_touched_stays_longer() -> None:
-    connector = local_connector("n", 2 * SIZE, Counters())
+    connector = local_connector("n", 2 * SIZE, Counters(), ManualClock())
     connector.offload(None, HASHES[:2], [memoryview(block(n)) for n in (0, 1)])
     connector.touch(HASHES[:1])
     connector.offload(None, HASHES[2:3], [memoryview(block(2))])

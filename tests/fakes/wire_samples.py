@@ -26,6 +26,7 @@ from pipelines.types.frames import (
     Pulled,
     ResendBlocks,
     Submit,
+    TierReport,
 )
 from pipelines.types.generation_output import (
     GenerationOutput,
@@ -212,7 +213,10 @@ def samples() -> list[tuple[Any, Any]]:
     submit = Submit(FENCE, TextContext(**text_fields()), 2.5, [PrefillTarget(NodeName("p"), "h:1", FENCE.incarnation)])
     submit = msgspec.structs.replace(submit, only_these=True, key="mine", deaths=1)
     delta = Delta(FENCE, [1], GenerationStatus.CANCELLED, 4, [LOGPROBS])
-    report = NodeReport(NodeName("n"), "decode", "m", "h:1", FENCE.incarnation, True, *range(1, 9), True, 7, {"a": 1})
+    report = NodeReport(
+        *(NodeName("n"), "decode", "m", "h:1", FENCE.incarnation, True, *range(1, 9), True, 7, {"a": 1}),
+        tiers={"host": TierReport(5, 1e9)},
+    )
     stats = CompletedBatchStats(BatchType.CE, 1, 2, 3, 0.5, 6, 7, 5, 1.5, 2, [0.5, 0.25], 0.125)
     plain = [
         TextContext(**text_fields()),
@@ -231,7 +235,13 @@ def samples() -> list[tuple[Any, Any]]:
         Abort(FENCE),
         DropPrefixCache(),
         ResendBlocks(),
-        BlockEvents(3, [BlocksStored(1, bytes(8)), BlocksRemoved(bytes(8)), BlocksCleared()], True, True),
+        BlockEvents(
+            3,
+            [BlocksStored(1, bytes(8)), BlocksRemoved(bytes(8)), BlocksCleared()],
+            True,
+            True,
+            {"host": [BlocksStored(None, bytes(8))]},
+        ),
         Outputs([delta], [Failure(FENCE, ERROR)], [Pulled(FENCE, FENCE.incarnation, ERROR)]),
         Heartbeat(report),
         Welcome(b"hello"),

@@ -71,12 +71,12 @@ def test_a_reader_holds_what_the_pools_hold_whatever_was_dropped_in_between(step
             feed.add(events_of(changes))
         elif kind == 5:
             feed.resend()
-        elif (frame := feed.take(contents)) is not None:
+        elif (frame := feed.take(contents, {})) is not None:
             reader.read(frame)
     changes = journal.take()
     contents.apply(changes)
     feed.add(events_of(changes))
-    while (frame := feed.take(contents)) is not None:
+    while (frame := feed.take(contents, {})) is not None:
         reader.read(frame)
     truth = [h for h in CHAIN if any(pool.find(h) is not None for pool in pools)]
     assert reader.synced and reader.keys == _split(index_keys(truth))

@@ -1,8 +1,9 @@
+import msgspec
 import pytest
 
 from kvcache.hashing import index_keys
 from orchestrator.holdings import ASKS_AGAIN_S, DRIFT_LASTS_S, EXPECTS_S, Holdings
-from pipelines.types.frames import BlockEvents, BlocksCleared, BlocksRemoved, BlocksStored, NodeReport
+from pipelines.types.frames import BlockEvents, BlocksCleared, BlocksRemoved, BlocksStored, NodeReport, TierReport
 from pronghorn.counters import Counters
 from pronghorn.ids import Incarnation
 from tests.fakes.memory_node import record, report
@@ -156,3 +157,71 @@ def test_gauges_tell_entries_who_is_followed_and_how_far_the_index_is_off(holdin
     holdings.lost(NODE)
     told = holdings.gauges()
     assert told["block_index_entries"] == told["block_index_nodes_synced"] == told["block_index_drift_blocks"] == 0
+
+
+# --- tiers ------------------------------------------------------------------------------------------------------------
+
+
+def tiered(sequence: int, pool: int, host: int, disk: int, snapshot: bool = True) -> BlockEvents:
+    """So many leading blocks of the prompt can be had from the pool, from host memory as well, from disk as well."""
+    found = {"host": host, "disk": disk}
+    kept = {tier: [stored(0, blocks)] for tier, blocks in found.items() if blocks}
+    return BlockEvents(sequence, [stored(0, pool)] if pool else [], snapshot=snapshot, kept=kept)
+
+
+def test_what_a_life_could_bring_back_is_found_beside_what_it_holds(holdings: Holdings) -> None:
+    holdings.events(NODE, tiered(1, pool=2, host=5, disk=8), 0.0)
+    holdings.events(OTHER, snapshot(1, stored(0, 3)), 0.0)
+    assert holdings.find(PROMPT) == holdings.find(PROMPT, [NODE, OTHER]) == {NODE: 2, OTHER: 3}
+    assert holdings.find_kept(PROMPT, [NODE, OTHER]) == {NODE: {"host": 5, "disk": 8}}
+    assert holdings.find_kept(PROMPT, [OTHER]) == {}
+    assert NODE in holdings.find_best(PROMPT, 1)
+    holdings.events(NODE, BlockEvents(2, [BlocksCleared()], kept={"host": [BlocksRemoved(PROMPT[8:16])]}), 0.0)
+    assert holdings.find(PROMPT) == {OTHER: 3}
+    assert holdings.find_kept(PROMPT, [NODE]) == {NODE: {"host": 1, "disk": 8}}
+    holdings.check()
+
+
+def test_tiers_go_with_their_life_and_begin_anew_with_a_snapshot(holdings: Holdings) -> None:
+    holdings.events(NODE, tiered(1, pool=2, host=5, disk=8), 0.0)
+    assert holdings.events(NODE, tiered(3, pool=1, host=8, disk=8, snapshot=False), 0.0)
+    assert holdings.find_kept(PROMPT, [NODE]) == {NODE: {"host": 5, "disk": 8}}  # behind a gap nothing is taken
+    holdings.events(NODE, tiered(4, pool=1, host=1, disk=2), 0.0)
+    assert holdings.find_kept(PROMPT, [NODE]) == {NODE: {"host": 1, "disk": 2}}
+    assert holdings.events(NODE, tiered(2, pool=1, host=4, disk=4, snapshot=False), 3.0)  # from before
+    assert holdings.find_kept(PROMPT, [NODE]) == {NODE: {"host": 0, "disk": 0}}
+    holdings.events(NODE, tiered(5, pool=1, host=1, disk=2), 3.0)
+    holdings.lost(NODE)
+    assert holdings.find_kept(PROMPT, [NODE]) == {} and holdings.find_best(PROMPT, 4) == []
+    holdings.check()
+    assert holdings.gauges()["block_index_entries"] == 0
+
+
+def test_a_tier_that_nobody_here_knows_is_passed_over(holdings: Holdings) -> None:
+    frame = BlockEvents(1, [stored(0, 2)], snapshot=True, kept={"tape": [stored(0, 8)], "host": [stored(0, 3)]})
+    holdings.events(NODE, frame, 0.0)
+    assert holdings.find_kept(PROMPT, [NODE]) == {NODE: {"host": 3}}
+    assert holdings.find(PROMPT) == {NODE: 2}
+
+
+def test_a_tier_that_drifts_from_what_the_node_says_is_asked_for(holdings: Holdings) -> None:
+    holdings.events(NODE, tiered(1, pool=2, host=5, disk=0), 0.0)
+    report = msgspec.structs.replace(said(2), tiers={"host": TierReport(500)})
+    assert not holdings.heartbeat(report, 0.0)
+    assert holdings.gauges()["block_index_drift_blocks"] == 495
+    assert holdings.heartbeat(report, DRIFT_LASTS_S)
+    holdings.events(NODE, tiered(2, pool=2, host=5, disk=0), DRIFT_LASTS_S)
+    right = msgspec.structs.replace(said(2), tiers={"host": TierReport(5)})
+    assert not holdings.heartbeat(right, 10.0) and not holdings.heartbeat(right, 20.0)
+
+
+def test_what_tiers_hold_counts_to_the_cap(counters: Counters) -> None:
+    holdings = Holdings(1 << 20, counters)
+    for chain in range(64):
+        keys = index_keys((1 + 1000 * chain + i).to_bytes(8, "little") for i in range(900))
+        event = BlocksStored(None, keys)
+        frame = BlockEvents(chain + 1, [], snapshot=not chain, kept={"host": [event], "disk": [event]})
+        holdings.events(NODE, frame, 0.0)
+    assert holdings.gauges()["block_index_bytes"] <= 1.1 * (1 << 20)
+    assert holdings.gauges()["block_index_forgotten"] > 0
+    holdings.check()

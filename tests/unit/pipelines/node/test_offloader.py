@@ -14,6 +14,7 @@ from kvcache.memory import BlockMemory
 from kvcache.tiers import local_connector
 from pipelines.node import offloader
 from pipelines.node.offloader import Offloader
+from pronghorn.clock import ManualClock
 from pronghorn.counters import Counters
 from pronghorn.errors import Overloaded
 from pronghorn.tasks import Owner
@@ -32,7 +33,7 @@ class Play:
         self.leased: list[list[BlockHash]] = []
         self.refuses = False
         self.contents = CacheContents()
-        self.tiers = local_connector("n", room * SIZE, self.counters)
+        self.tiers = local_connector("n", room * SIZE, self.counters, ManualClock())
         self.offloader = Offloader(self.tiers, self.contents, self, self.memory, self.counters)  # type: ignore[arg-type]  # holds
         self.owner = Owner("test")
         self.task = self.owner.start(self.offloader.run(), "offload")
