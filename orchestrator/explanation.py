@@ -29,9 +29,11 @@ class Considered(msgspec.Struct, omit_defaults=True):
     """Until the answer flows, what that costs others reckoned in; only `kv_aware` predicts."""
     scores: dict[str, float]
     reuse_tokens: int
-    """Of the prompt, what the node that would compute it is thought to have."""
+    """Of the prompt, what the node that would compute it is thought to have, in its pool or its tiers."""
     queued_tokens: int
     in_flight: int
+    tier_tokens: dict[str, int] = {}
+    """Of those, what it would have to bring back from its memory ("host") or its disk ("disk")."""
 
 
 class AttemptRecord(msgspec.Struct, omit_defaults=True):
@@ -154,7 +156,8 @@ def _considered(pair: Pair) -> Considered:
         prefill=None if pair.prefill is None else pair.prefill.node.name,
         predicted_s=None if pair.predicted_s is None else round(pair.predicted_s, 6),
         scores={name: round(score, 3) for name, score in pair.scores.items()},
-        reuse_tokens=computes.reuse_tokens,
+        reuse_tokens=computes.found_tokens,
         queued_tokens=computes.node.queued_tokens,
         in_flight=pair.decode.node.in_flight,
+        tier_tokens={t: n for t, n in (("host", computes.host_tokens), ("disk", computes.disk_tokens)) if n},
     )

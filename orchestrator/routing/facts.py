@@ -32,7 +32,16 @@ class Candidate(NamedTuple):
 
     node: NodeView
     reuse_tokens: int = 0
-    """Of the prompt, what its cache is thought to hold; never the last token."""
+    """Of the prompt, what its pool is thought to hold; never the last token."""
+    host_tokens: int = 0
+    """Of the prompt, what follows and could be brought back from the node's memory."""
+    disk_tokens: int = 0
+    """What follows that, and could be brought back from its disk."""
+
+    @property
+    def found_tokens(self) -> int:
+        """What it need not compute. What it pulls from another it pulls without looking into its tiers."""
+        return self.reuse_tokens + self.host_tokens + self.disk_tokens
 
 
 @dataclass(frozen=True)
@@ -57,9 +66,9 @@ class Choice:
 
     @property
     def reuse_tokens(self) -> int:
-        """What the node that computes the prompt is thought to have of it."""
+        """What the node that computes the prompt is thought to have of it, in its pool or its tiers."""
         best = self.considered[0]
-        return (best.prefill or best.decode).reuse_tokens
+        return (best.prefill or best.decode).found_tokens
 
 
 @dataclass(frozen=True)

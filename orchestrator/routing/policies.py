@@ -16,7 +16,17 @@ import xxhash
 
 from orchestrator.nodes import NodeView
 from orchestrator.routing import scorers
-from orchestrator.routing.break_even import Speeds, Task, apart_s, here_s, here_wins, task, transfer_s
+from orchestrator.routing.break_even import (
+    Speeds,
+    Task,
+    apart_s,
+    here_s,
+    here_wins,
+    restore_s,
+    restored_worth,
+    task,
+    transfer_s,
+)
 from orchestrator.routing.facts import Candidate, Pair, RequestFacts
 from orchestrator.routing.pick import Turn, least_loaded
 from pronghorn.errors import ConfigurationError
@@ -163,12 +173,13 @@ def _work_s(task: Task) -> float:
 
 def _may_compute(request: RequestFacts, c: Candidate) -> bool:
     room_tokens = c.node.local_prefill_room_tokens
-    return room_tokens is None or request.prompt_tokens - c.reuse_tokens <= room_tokens
+    return room_tokens is None or request.prompt_tokens - c.found_tokens <= room_tokens
 
 
 class KvAware:
     """The pair with which the answer is predicted to flow soonest and run on least disturbed: what each node holds of
-    the prompt, what waits before it, what has to travel, how full and crowded the decode node is."""
+    the prompt, in its pool or in tiers that give it back, what waits before it, what has to travel, how full and
+    crowded the decode node is."""
 
     name = "kv_aware"
     wants_all = False
@@ -235,7 +246,11 @@ class KvAware:
 
     def _task(self, request: RequestFacts, c: Candidate) -> Task:
         speeds = self._setting.speeds(c.node.incarnation)
-        return task(request.prompt_tokens - c.reuse_tokens, c.node.queued_tokens, speeds)
+        if not (c.host_tokens or c.disk_tokens):
+            return task(request.prompt_tokens - c.reuse_tokens, c.node.queued_tokens, speeds)
+        size_bytes = self._setting.kv_bytes_per_token()
+        back_s = restore_s(c.host_tokens * size_bytes, c.disk_tokens * size_bytes, speeds)
+        return task(request.prompt_tokens - c.found_tokens, c.node.queued_tokens, speeds, back_s)
 
     def _transfer_s(self, request: RequestFacts, decode: Candidate) -> float:
         moved_bytes = (request.prompt_tokens - decode.reuse_tokens) * self._setting.kv_bytes_per_token()
@@ -270,12 +285,24 @@ class KvAware:
             prefill,
             cost_s,
             {
-                "overlap": scorers.overlap(computes.reuse_tokens, request.prompt_tokens),
+                "overlap": self._overlap(request, computes, speeds),
                 "queue": scorers.queue(computes.node.queued_tokens / speeds.prefill_tokens_per_s),
                 "kv_use": scorers.kv_use(decode.node.free_blocks, decode.node.total_blocks),
                 "transfer": scorers.transfer(moved_s),
                 "affinity": scorers.affinity(decode.node.incarnation == last),
             },
+        )
+
+    def _overlap(self, request: RequestFacts, c: Candidate, speeds: Speeds) -> float:
+        here = (c.reuse_tokens, 1.0)
+        if not (c.host_tokens or c.disk_tokens):
+            return scorers.overlap(request.prompt_tokens, here)
+        size_bytes = self._setting.kv_bytes_per_token()
+        return scorers.overlap(
+            request.prompt_tokens,
+            here,
+            (c.host_tokens, restored_worth(size_bytes, speeds.host_bytes_per_s, speeds)),
+            (c.disk_tokens, restored_worth(size_bytes, speeds.disk_bytes_per_s, speeds)),
         )
 
 

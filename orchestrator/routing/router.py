@@ -4,7 +4,7 @@ Synchronous: between what it reads and what it reserves nothing else happens, so
 free place. It knows the index, the policy and what was given out; nodes come in as views of this moment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.nodes import NodeView
@@ -22,11 +22,18 @@ HINTED_HOLDERS = 8
 """Named in a request's hint at most."""
 
 
+_Kept = Mapping[Incarnation, Mapping[str, int]]
+
+
 class Holders(Protocol):
     """Who has what (`orchestrator/holdings.py`)."""
 
     def find(self, packed: bytes, among: Sequence[Incarnation] | None = None) -> dict[Incarnation, int]:
         """By life of a node, how many of the prompt's leading blocks it has. `among`: of these alone."""
+
+    def find_kept(self, packed: bytes, among: Sequence[Incarnation]) -> Mapping[Incarnation, Mapping[str, int]]:
+        """By those of these lives that have tiers, and by tier ("host", "disk"): how many leading blocks could be had
+        from the pool, from that tier, or from one that is brought back sooner."""
 
     def find_best(self, packed: bytes, count: int) -> list[Incarnation]:
         """Lives that have most of it, about `count`."""
@@ -70,9 +77,12 @@ class PolicyRouter:
         if not self._policy.wants_all:
             most = self._holders.find_best(request.keys, SHORTLIST) if request.keys else []
             decode, prefill = shortlist(decode, most, SHORTLIST), shortlist(prefill, most, SHORTLIST)
-        held = self._held(request, decode, prefill)
+        held, kept = self._held(request, decode, prefill)
         pairs = self._policy.pick(
-            request, _candidates(request, decode, held), _candidates(request, prefill, held), forced=named is not None
+            request,
+            _candidates(request, decode, held, kept),
+            _candidates(request, prefill, held, kept),
+            forced=named is not None,
         )
         self._reserve(request, pairs[0])
         return Route(
@@ -85,14 +95,16 @@ class PolicyRouter:
 
     def _held(
         self, request: RequestFacts, decode: Sequence[NodeView], prefill: Sequence[NodeView]
-    ) -> dict[Incarnation, int]:
+    ) -> tuple[dict[Incarnation, int], _Kept]:
+        """What lies in pools, and what could be brought back."""
         if not request.keys:
-            return {}
-        return self._holders.find(request.keys, [node.incarnation for node in (*decode, *prefill)])
+            return {}, {}
+        lives = [node.incarnation for node in (*decode, *prefill)]
+        return self._holders.find(request.keys, lives), self._holders.find_kept(request.keys, lives)
 
     def _reserve(self, request: RequestFacts, pair: Pair) -> None:
         computes = pair.prefill or pair.decode
-        new_tokens = request.prompt_tokens - computes.reuse_tokens
+        new_tokens = request.prompt_tokens - computes.found_tokens
         self._reservations.reserve(computes.node.incarnation, new_tokens, self._clock.now_s())
         if request.keys:
             self._holders.expect(computes.node.incarnation, request.keys)
@@ -110,9 +122,23 @@ class PolicyRouter:
         return tuple(_target(node) for node in list(chosen.values())[: self._max_prefill_candidates])
 
 
-def _candidates(request: RequestFacts, nodes: Sequence[NodeView], held: dict[Incarnation, int]) -> list[Candidate]:
+def _candidates(
+    request: RequestFacts, nodes: Sequence[NodeView], held: dict[Incarnation, int], kept: _Kept
+) -> list[Candidate]:
     most, block_tokens = request.prompt_tokens - 1, request.block_tokens
-    return [Candidate(node, min(most, block_tokens * held.get(node.incarnation, 0))) for node in nodes]
+    candidates = [Candidate(node, min(most, block_tokens * held.get(node.incarnation, 0))) for node in nodes]
+    return (
+        [_with_tiers(c, kept.get(c.node.incarnation, {}), most, block_tokens) for c in candidates]
+        if kept
+        else candidates
+    )
+
+
+def _with_tiers(c: Candidate, kept: Mapping[str, int], most: int, block_tokens: int) -> Candidate:
+    """What the pool has already, or is about to have, need not be brought back."""
+    host = max(c.reuse_tokens, min(most, block_tokens * kept.get("host", 0)))
+    disk = max(host, min(most, block_tokens * kept.get("disk", 0)))
+    return c._replace(host_tokens=host - c.reuse_tokens, disk_tokens=disk - host)
 
 
 def _held_blocks(held: dict[Incarnation, int], nodes: Sequence[NodeView]) -> tuple[tuple[NodeName, int], ...]:

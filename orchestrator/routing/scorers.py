@@ -4,15 +4,11 @@ Pure and small: numbers in, a number out. `kv_aware` decides by predicted time a
 that they are made of are `break_even.py`'s.
 """
 
-from collections.abc import Mapping
 
-TIER_WORTH: Mapping[str, float] = {"device": 1.0, "host": 0.8, "disk": 0.4}
-"""What a block in that tier is worth, beside one that need not be moved."""
-
-
-def overlap(held_tokens: int, prompt_tokens: int, tier: str = "device") -> float:
-    """The share of the prompt that need not be computed."""
-    return TIER_WORTH[tier] * min(1.0, held_tokens / max(1, prompt_tokens))
+def overlap(prompt_tokens: int, *held: tuple[int, float]) -> float:
+    """The share of the prompt that need not be computed. `held`: tokens in one tier, and what one of them is worth
+    beside one that lies in the pool (`break_even.restored_worth`)."""
+    return min(1.0, sum(tokens * worth for tokens, worth in held) / max(1, prompt_tokens))
 
 
 def queue(queued_s: float, scale_s: float = 1.0) -> float:

@@ -4,10 +4,13 @@ Pure: heartbeats and the timing of tokens come in. Averages that forget: a share
 that has not been measured is taken to be as fast as the others on average, and with no others, as `Speeds` says.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
 
 from orchestrator.routing.break_even import Speeds
-from pipelines.types.frames import NodeReport
+from pipelines.types.frames import NodeReport, TierReport
 from pronghorn.ids import Incarnation
 
 WEIGHT = 0.2
@@ -21,6 +24,8 @@ class _Learned:
     step_s: float | None = None
     link_bytes_per_s: float | None = None
     last_prompt_throughput: float = 0.0
+    tier_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    """Of a node: as it said last, an average of its own."""
 
 
 class LearnedSpeeds:
@@ -41,6 +46,16 @@ class LearnedSpeeds:
             step_s = report.running / report.generation_throughput
             for one in (learned, self._all):
                 one.step_s = _mixed(one.step_s, min(step_s, 10.0))
+        if not isinstance(report.tiers, msgspec.UnsetType):
+            self._brought_back(learned, report.tiers)
+
+    def _brought_back(self, learned: _Learned, tiers: Mapping[str, TierReport]) -> None:
+        for tier, said in tiers.items():
+            rate = said.bytes_per_s
+            if rate is None or rate < LEAST_BYTES_PER_S or rate == learned.tier_bytes_per_s.get(tier):
+                continue
+            learned.tier_bytes_per_s[tier] = rate
+            self._all.tier_bytes_per_s[tier] = _mixed(self._all.tier_bytes_per_s.get(tier), rate)
 
     def handed_over(self, decode: Incarnation, moved_bytes: float, compute_s: float, tail_s: float) -> None:
         """The second token came `tail_s` after the first, beyond a step: blocks were still on their way.
@@ -71,10 +86,17 @@ class LearnedSpeeds:
 
     def of(self, incarnation: Incarnation) -> Speeds:
         learned, everybody, default = self._nodes.get(incarnation, self._all), self._all, Speeds()
-        return Speeds(
+        speeds = Speeds(
             learned.prefill_tokens_per_s or everybody.prefill_tokens_per_s or default.prefill_tokens_per_s,
             learned.link_bytes_per_s or everybody.link_bytes_per_s or default.link_bytes_per_s,
             learned.step_s or everybody.step_s or default.step_s,
+        )
+        if not everybody.tier_bytes_per_s:
+            return speeds
+        tiers = everybody.tier_bytes_per_s | learned.tier_bytes_per_s
+        return speeds._replace(
+            host_bytes_per_s=tiers.get("host", default.host_bytes_per_s),
+            disk_bytes_per_s=tiers.get("disk", default.disk_bytes_per_s),
         )
 
 

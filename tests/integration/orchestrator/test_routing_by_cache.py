@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,12 +15,15 @@ from orchestrator.node_client import GrpcConnector
 from orchestrator.ports import NodeClient, NodeConnector
 from orchestrator.prompt_keys import PromptBlocks, PromptKeys
 from orchestrator.replica import Replica
+from orchestrator.routing.break_even import Speeds
+from orchestrator.routing.speeds import LearnedSpeeds
 from pipelines.types.frames import BlockEvents, NodeFrame, OrchestratorFrame
 from pronghorn.clock import Clock, ManualClock
 from tests.fakes.canary_engine import SEED
 from tests.fakes.canary_pipeline import block_bytes, continuation
 from tests.fakes.orchestrator_cluster import config
-from tests.integration.nodes.rig import MODEL, Rig, new_rig, orchestrator_identity, prompt
+from tests.integration.nodes.rig import BLOCK_TOKENS, MODEL, Rig, new_rig, orchestrator_identity, prompt
+from tests.integration.nodes.test_tiers import copied, kept, tiers_of
 from tests.integration.orchestrator.test_real_nodes import NEW_TOKENS, answer, job, until_usable
 
 DECODE_NODES = 3
@@ -163,3 +168,70 @@ async def test_events_that_stop_are_told_from_a_node_at_rest_within_thirty_secon
             await pass_s(EXPECTS_S)
         assert in_vain() == (1 if deaf else 0)
         await replica.stop()
+
+
+@pytest.mark.conformance(40)
+@pytest.mark.parametrize(("kind", "tier"), [("dkv over local", "host"), ("dkv over tiered", "disk")])
+async def test_a_prefix_that_has_left_its_pool_for_a_tier_is_routed_to_and_brought_back_and_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tier: str
+) -> None:
+    monkeypatch.setattr(LearnedSpeeds, "of", lambda *_: Speeds())  # the canary computes faster than memory is copied
+    async with new_rig() as rig:
+        tiers = tiers_of(kind, tmp_path)
+        made = [await rig.decode(f"decode-{i}", num_blocks=16, tiers=tiers) for i in range(DECODE_NODES)]
+        for node, _ in made:
+            await node.shell.check_health()
+        clock = ManualClock(rig.clock.now_s())
+        replica = await replica_of(rig, clock=clock)
+        tokens = prompt(8)
+        assert await answer(replica, job(rig, tokens)) == continuation(tokens, NEW_TOKENS)
+        blocks = await blocks_of(rig, tokens)
+        held, keys = len(blocks.hashes), set(memoryview(blocks.keys).cast("Q"))
+        await until(lambda: any(keys <= found for found in replica.holdings.dump().values()))
+        (holder,) = [life for life, found in replica.holdings.dump().items() if keys <= found]
+        node, engine = next(each for each in made if each[0].shell.incarnation == holder)
+        await kept(node, held)
+        direct = await rig.orchestrator(node)
+        for start in (500, 900):  # others take its place in the pool
+            await copied(node)
+            await direct.result(await direct.submit(prompt(12, start=start), 2))
+        await until(lambda: not keys & replica.holdings.dump()[holder])
+        for _ in range(3):  # what it was thought to be about to hold is forgotten
+            clock.advance(EXPECTS_S)
+            turn = replica.holdings._turned_at_s
+            await until(lambda turn=turn: replica.holdings._turned_at_s != turn)
+        await until_usable(replica, DECODE_NODES)
+        assert replica.holdings.find(blocks.keys) == {}
+        assert replica.holdings.find_kept(blocks.keys, [holder]) == {holder: {tier: held}}
+
+        await copied(node)
+        before, request = engine.pipeline.computed_tokens, job(rig, tokens)
+        assert await answer(replica, request) == continuation(tokens, NEW_TOKENS)
+        record = replica.explain(str(request.context.request_id))
+        assert record is not None
+        chosen = record.attempts[0].considered[0]
+        assert chosen.decode == node.shell.name and chosen.scores["overlap"] > 0.5
+        assert chosen.tier_tokens == {tier: held * BLOCK_TOKENS}
+        assert record.reused_tokens == chosen.reuse_tokens == held * BLOCK_TOKENS
+        assert record.attempts[0].fetched_bytes == {tier: held * block_bytes(BLOCK_TOKENS)}
+        assert engine.pipeline.computed_tokens - before <= len(tokens) - held * BLOCK_TOKENS + NEW_TOKENS
+
+        def told() -> float | None:
+            report = next(each for each in replica.nodes() if each.incarnation == holder)
+            return None if isinstance(report.tiers, msgspec.UnsetType) else report.tiers[tier].bytes_per_s
+
+        await until(lambda: (told() or 0.0) > 0.0)
+        await again_known(rig, replica, blocks.keys, held)
+        await replica.reset_prefix_cache()
+        await until(lambda: not any(replica.holdings.dump_kept(tier).values()))
+        replica.holdings.check()
+        await replica.stop()
+
+
+async def again_known(rig: Rig, before: Replica, packed: bytes, held: int) -> None:
+    """A new orchestrator learns from the nodes' snapshots what the one before it knows of tiers."""
+    again = await replica_of(rig)
+    lives = list(before.holdings.dump())
+    await until(lambda: again.holdings.find_kept(packed, lives) == before.holdings.find_kept(packed, lives))
+    assert any(held in tiers.values() for tiers in again.holdings.find_kept(packed, lives).values())
+    await again.stop()

@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from orchestrator.explanation import Explanations, RequestRecord
+from orchestrator.routing.facts import Candidate, Choice, Pair, Route
 from pipelines.types.frames import Delta, Outputs, Pulled
 from pipelines.types.status import GenerationStatus
 from pronghorn.errors import NodeRefused, TransferFailed
 from pronghorn.ids import RequestID
 from pronghorn.tasks import Owner
 from tests.fakes.orchestrator_cluster import Cluster, running
+from tests.fakes.routers import view
 
 
 async def read(cluster: Cluster, request_id: RequestID) -> None:
@@ -83,6 +85,21 @@ async def test_bytes_that_were_fetched_are_told_by_their_source() -> None:
         assert record is not None
         assert record.attempts[-1].fetched_bytes == {"decode-2": 4300, "host": 10}
     await client.stop(1.0)
+
+
+def test_a_record_tells_what_would_have_to_be_brought_back_from_which_tier() -> None:
+    explanations, request_id = Explanations(), RequestID("a")
+    explanations.accepted(RequestRecord("a", "tiny", 100), 0.0)
+    here = Candidate(view("decode-1"), reuse_tokens=16, host_tokens=32, disk_tokens=8)
+    pairs = (Pair(here, None), Pair(here, Candidate(view("prefill-1"), reuse_tokens=16)))
+    explanations.routed(request_id, Route(view("decode-1"), choice=Choice("kv_aware", pairs)), 2.0, 1.0)
+    record = explanations.find("a")
+    assert record is not None
+    first, second = record.attempts[0].considered
+    assert (first.reuse_tokens, first.tier_tokens) == (56, {"host": 32, "disk": 8})
+    assert (second.reuse_tokens, second.tier_tokens) == (16, {})
+    told = json.loads(msgspec.json.encode(record))["attempts"][0]["considered"]
+    assert told[0]["tier_tokens"] == {"host": 32, "disk": 8} and "tier_tokens" not in told[1]
 
 
 def test_only_the_latest_are_kept() -> None:

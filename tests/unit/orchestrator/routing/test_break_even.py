@@ -1,9 +1,20 @@
+import msgspec
 import pytest
 
-from orchestrator.routing.break_even import Speeds, apart_s, here_s, here_wins, task, transfer_s
+from orchestrator.routing.break_even import (
+    RESTORE_S,
+    Speeds,
+    apart_s,
+    here_s,
+    here_wins,
+    restore_s,
+    restored_worth,
+    task,
+    transfer_s,
+)
 from orchestrator.routing.break_even_page import PAGE, page
 from orchestrator.routing.speeds import LearnedSpeeds
-from pipelines.types.frames import NodeReport
+from pipelines.types.frames import NodeReport, TierReport
 from pronghorn.ids import Incarnation
 from tests.fakes.memory_node import record, report
 
@@ -31,6 +42,20 @@ def test_here_is_never_taken_where_it_is_not_predicted_to_be_sooner(tokens: int)
     for queued in (0, 10, 1000, 100_000):
         here, apart = here_s(task(tokens, 0, SPEEDS), 4), apart_s(task(tokens, queued, SPEEDS), 0.0)
         assert not here_wins(here, apart) or here < apart
+
+
+def test_what_is_brought_back_is_waited_for_beside_the_queue_and_costs_nobody_else() -> None:
+    speeds = Speeds(prefill_tokens_per_s=1000.0, host_bytes_per_s=1e6, disk_bytes_per_s=1e5)
+    assert restore_s(0.0, 0.0, speeds) == 0.0
+    assert restore_s(1e6, 1e5, speeds) == pytest.approx(2.0 + RESTORE_S)
+    assert task(10, 0, speeds, 2.0) == task(10, 2000, speeds) == task(10, 2000, speeds, 1.0)
+    assert here_s(task(10, 0, speeds, 2.0), 8) == pytest.approx(2.0 + 0.01 * 1.4)
+
+
+def test_a_restored_token_is_worth_what_it_saves() -> None:
+    speeds = Speeds(prefill_tokens_per_s=1000.0)
+    assert restored_worth(1000.0, 1e7, speeds) == pytest.approx(0.9)
+    assert restored_worth(1000.0, 1e5, speeds) == 0.0
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -62,6 +87,22 @@ def test_a_step_is_what_a_running_node_generates() -> None:
     speeds = LearnedSpeeds()
     speeds.heartbeat(beat(generation=200.0, running=4))
     assert speeds.of(NODE).step_s == pytest.approx(0.02)
+
+
+def test_a_tiers_speed_is_the_nodes_word_and_the_others_where_it_has_none() -> None:
+    speeds, new = LearnedSpeeds(), Incarnation("new")
+    speeds.heartbeat(msgspec.structs.replace(beat(), tiers={"host": TierReport(5)}))
+    assert speeds.of(NODE) == Speeds()
+    for _ in range(3):  # it says so until it has brought something back again
+        speeds.heartbeat(msgspec.structs.replace(beat(), tiers={"host": TierReport(5, 1e9), "disk": TierReport(9)}))
+    other = Incarnation("other.life")
+    fast = msgspec.structs.replace(beat(), incarnation=other, tiers={"host": TierReport(5, 2e9)})
+    speeds.heartbeat(fast)
+    assert speeds.of(NODE).host_bytes_per_s == 1e9 and speeds.of(other).host_bytes_per_s == 2e9
+    assert speeds.of(new).host_bytes_per_s == pytest.approx(1.2e9)
+    assert speeds.of(NODE).disk_bytes_per_s == Speeds().disk_bytes_per_s
+    speeds.forget(NODE)
+    assert speeds.of(NODE).host_bytes_per_s == pytest.approx(1.2e9)
 
 
 def test_a_tail_tells_of_a_slow_link_and_none_only_of_one_at_least_so_fast() -> None:

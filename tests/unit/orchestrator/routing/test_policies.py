@@ -35,6 +35,16 @@ def holding(held: dict[str, RequestFacts]) -> Holdings:
     return holdings
 
 
+def tiers_of(held: dict[str, dict[str, RequestFacts]], of: Holdings | None = None) -> Holdings:
+    """From each of these nodes all of that prompt could be had, by tier; "pool" is none, and holds it."""
+    holdings = of or Holdings(1 << 24, Counters())
+    for name, tiers in held.items():
+        kept = {tier: [BlocksStored(None, request.keys)] for tier, request in tiers.items() if tier != "pool"}
+        pool = [BlocksStored(None, tiers["pool"].keys)] if "pool" in tiers else []
+        holdings.events(view(name).incarnation, BlockEvents(1, list(pool), snapshot=True, kept=dict(kept)), 0.0)
+    return holdings
+
+
 def loaded(nodes: list[NodeView], reservations: Reservations) -> list[NodeView]:
     """The same as a router sees them after what it has given out."""
     return [replace(n, queued_tokens=n.queued_tokens + reservations.tokens(n.incarnation)) for n in nodes]
@@ -200,3 +210,87 @@ def test_sixteen_routers_with_a_burst_each_do_not_stampede(policy: str, shared: 
             given[route.decode.incarnation] += 1
     mean = sum(given.values()) / len(nodes)
     assert max(given.values()) <= 2 * mean, given
+
+
+# --- tiers ------------------------------------------------------------------------------------------------------------
+
+SLOW_DISK = Speeds(host_bytes_per_s=2e9, disk_bytes_per_s=1e6)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_prompt_goes_where_it_is_brought_back_from_a_tier_and_the_choice_says_so(tier: str) -> None:
+    request = prompt(256)
+    made = router("kv_aware", holdings=tiers_of({"prefill-2": {tier: request}}))
+    route = made.choose(request, [*DECODE, *PREFILL])
+    assert route.prefill[0].name == "prefill-2"
+    assert route.choice is not None and route.choice.reuse_tokens == 16 * 256
+    best = route.choice.considered[0].prefill
+    assert best is not None and (best.reuse_tokens, best.found_tokens) == (0, 16 * 256)
+    assert (best.host_tokens, best.disk_tokens) == ((16 * 256, 0) if tier == "host" else (0, 16 * 256))
+    assert route.held_blocks == ()  # no other node can fetch from its tiers
+
+
+@pytest.mark.parametrize(("nearer", "farther"), [("pool", "host"), ("host", "disk"), ("pool", "disk")])
+def test_of_two_that_have_it_the_one_that_brings_it_back_sooner_gets_it(nearer: str, farther: str) -> None:
+    request = prompt(256)
+    held = {"prefill-1": {farther: request}, "prefill-3": {nearer: request}}
+    for names in (held, dict(reversed(held.items()))):
+        made = router("kv_aware", holdings=tiers_of(names), kv_bytes_per_token=65_536)
+        chosen = {made.choose(request, [*DECODE, *PREFILL]).prefill[0].name for _ in range(3)}
+        assert chosen == {"prefill-3"}
+
+
+def test_what_its_tiers_have_beyond_its_pool_is_counted_once() -> None:
+    request, shared = prompt(256), replace(prompt(256), keys=prompt(256).keys[: 8 * 64])
+    part = replace(request, keys=request.keys[: 8 * 128])
+    made = router("kv_aware", holdings=tiers_of({"prefill-1": {"pool": shared, "host": part, "disk": request}}))
+    choice = made.choose(request, [*DECODE, *PREFILL]).choice
+    assert choice is not None
+    best = choice.considered[0].prefill
+    assert best is not None
+    assert (best.reuse_tokens, best.host_tokens, best.disk_tokens) == (16 * 64, 16 * 64, 16 * 128)
+
+
+def test_a_tier_that_is_slower_than_computing_is_no_reason_to_go_there() -> None:
+    request = prompt(256)
+    held = tiers_of({"prefill-1": {"disk": request}})
+    made = router("kv_aware", holdings=held, speeds=lambda _: SLOW_DISK, kv_bytes_per_token=65_536)
+    route = made.choose(request, [*DECODE, *PREFILL])
+    assert not route.prefill or route.prefill[0].name != "prefill-1"
+    assert route.choice is not None
+    other = next(p for p in PREFILL if p.name == "prefill-1")
+    forced = made.choose(replace(request, target_endpoint="prefill-1"), [*DECODE, other]).choice
+    assert forced is not None and forced.considered[0].scores["overlap"] == 0.0
+
+
+def test_the_overlap_of_a_tier_is_what_bringing_it_back_saves() -> None:
+    request = prompt(256)
+    speeds = Speeds(prefill_tokens_per_s=1000.0, host_bytes_per_s=1e7)
+    held = tiers_of({"prefill-1": {"host": request}})
+    made = router("kv_aware", holdings=held, speeds=lambda _: speeds, kv_bytes_per_token=1000.0)
+    choice = made.choose(replace(request, target_endpoint="prefill-1"), [*DECODE, *PREFILL]).choice
+    assert choice is not None
+    assert choice.considered[0].scores["overlap"] == pytest.approx(0.9, abs=0.01)  # 0.1 ms in place of 1 ms a token
+
+
+def test_what_a_decode_node_has_in_its_tiers_has_to_travel_all_the_same() -> None:
+    """It pulls from the prefill node what its pool lacks, and looks nowhere else."""
+    request = prompt(256)
+    held = tiers_of({"decode-1": {"host": request}, "decode-2": {"pool": request}})
+    made = router("kv_aware", holdings=held, kv_bytes_per_token=1e6, always_apart=True)
+    assert made.choose(request, [*DECODE, *PREFILL]).decode.name == "decode-2"
+
+
+def test_a_queue_is_computed_while_a_prompt_is_brought_back() -> None:
+    request = prompt(256)
+    held = tiers_of({"prefill-1": {"host": request}})
+    made = router("kv_aware", holdings=held, kv_bytes_per_token=65_536)
+    busy = [replace(n, queued_tokens=1000) if n.name == "prefill-1" else n for n in PREFILL]
+    assert made.choose(request, [*DECODE, *busy]).prefill[0].name == "prefill-1"
+
+
+def test_a_large_cluster_finds_the_one_that_could_bring_it_back() -> None:
+    request = prompt(256)
+    many = [view(f"prefill-{i}", in_flight=i % 7) for i in range(100)]
+    made = router("kv_aware", holdings=tiers_of({"prefill-98": {"host": request, "disk": request}}))
+    assert made.choose(request, [*DECODE, *many]).prefill[0].name == "prefill-98"
