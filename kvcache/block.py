@@ -22,7 +22,7 @@ class BlockCopy(NamedTuple):
 class Block:
     """Bookkeeping of one block. `previous` and `next` belong to the free queue, everything else to the pool."""
 
-    __slots__ = ("block_id", "holders", "hash", "previous", "next")
+    __slots__ = ("block_id", "holders", "hash", "parent", "previous", "next")
 
     def __init__(self, block_id: BlockId) -> None:
         self.block_id = block_id
@@ -30,6 +30,8 @@ class Block:
         """How many tables list this block. At 0 it is in the free queue."""
         self.hash: BlockHash | None = None
         """Set while the block is in the prefix map: it is full, its bytes are final, anyone may share it."""
+        self.parent: BlockHash | None = None
+        """While it has a hash: that of the block before it in its sequence; None: it begins one."""
         self.previous: Block | None = None
         self.next: Block | None = None
 

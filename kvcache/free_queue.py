@@ -44,6 +44,12 @@ class FreeQueue:
         assert front is not None
         self._link(self._end, block, front)
 
+    def insert(self, block: Block, before: Block) -> None:
+        """Put so that it is taken next before another that is in the queue."""
+        place = before.previous
+        assert place is not None, f"{before} is not in the free queue"
+        self._link(place, block, before)
+
     def popleft(self) -> Block:
         """Take the front. Only for a queue that is not empty."""
         assert self._size > 0, "no free block"

@@ -12,7 +12,8 @@ Two blocks may carry the same hash: two sequences that computed the same tokens 
 block had to be computed again for its last token. They are not merged. Merging would replace an entry of a table that
 a running batch, or a transfer, has already read; so tables only ever grow at their end. The price is a duplicate that
 lives until it is evicted. The copies stay findable one after the other, which keeps the map closed under prefixes:
-where a block can be found, so can all before it.
+where a block can be found, so can all before it. A run from the middle of a sequence, as it is lent to be copied, goes
+back before the block that it follows where that is free by then; where it is gone, nobody could find the run.
 """
 
 from collections.abc import Callable, KeysView, Sequence
@@ -95,6 +96,21 @@ class BlockPool:
             self._cached -= 1
         block.holders += 1
 
+    def hold_free_before(self, block_id: BlockId) -> list[BlockId]:
+        """One more holder of each block before this one in its sequence, up to one that somebody holds already, who
+        holds what is before that; in the sequence's order."""
+        found: list[BlockId] = []
+        parent = self._at(block_id).parent
+        while parent is not None and (before_id := self.find(parent)) is not None:
+            before = self._at(before_id)
+            if before.holders:
+                break
+            self.hold(before.block_id)
+            found.append(before.block_id)
+            parent = before.parent
+        found.reverse()
+        return found
+
     def take(self, count: int) -> list[BlockId]:
         """`count` blocks for one new holder each; what they cached is forgotten. The caller asked `num_free` first."""
         assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"
@@ -116,24 +132,33 @@ class BlockPool:
         block = self._at(block_id)
         assert block.holders > 0, f"{block} is free and cannot be published"
         assert block.hash is None, f"{block} is published already"
-        block.hash = block_hash
+        block.hash, block.parent = block_hash, parent
         self._by_hash.setdefault(block_hash, []).append(block)
         if self._journal is not None:
             self._journal.stored(block_hash, parent)
 
     def release(self, table: Sequence[BlockId]) -> None:
         """One holder less for each block of a table, from its end to its start."""
+        follows = self._at(table[0]).parent if table else None
+        before = self._by_hash.get(follows, []) if follows is not None else None
+        lost = before is not None and not before
+        place = before[-1] if before and not any(block.holders for block in before) else None
         for block_id in reversed(table):
             block = self._at(block_id)
             assert block.holders > 0, f"{block} is released more often than held"
             block.holders -= 1
             if block.holders:
                 continue
+            if lost and block.hash is not None:
+                self._unmap(block)
             if block.hash is None:
                 self._free.prepend(block)
-            else:
+                continue
+            self._cached += 1
+            if place is None:
                 self._free.append(block)
-                self._cached += 1
+            else:
+                self._free.insert(block, place)
 
     def forget_free(self) -> int:
         """Drop the hash of every free block; how many there were. Held blocks stay findable."""
@@ -171,4 +196,4 @@ class BlockPool:
             del self._by_hash[block.hash]
         if self._journal is not None:
             self._journal.removed(block.hash)
-        block.hash = None
+        block.hash = block.parent = None

@@ -42,6 +42,8 @@ class _Table:
     """Leading blocks that are full, final and findable, those of `match` included."""
     shared: int = 0
     """Leading blocks that `fork` shared out: full and final, findable or not."""
+    lent_behind: Sequence[BlockId] = ()
+    """Of a lease from the middle of a sequence: what nobody else held of the blocks before it, in position order."""
     promised: list[BlockHash] = field(default_factory=list)
     """What `promise` said will be published from this table, as far as it has not been; next one first."""
 
@@ -174,11 +176,15 @@ class PrefixCache:
 
     def lease(self, owner: Hashable, hashes: Sequence[BlockHash]) -> int:
         """Hold the run of blocks that leads `hashes` for `owner`, as far as they can be found, or, where `owner` holds
-        some already, what has become findable behind them; how many are held. They are read, never written."""
+        some already, what has become findable behind them; how many are held. They are read, never written. What they
+        follow stays findable as well, as long as whoever holds it, or for as long as they do."""
         if owner not in self._tables:
             self._tables[owner] = _Table(b"", hashes=list(hashes))
         table = self._table(owner)
+        held = len(table.blocks)
         self._hold_found(table, len(table.hashes))
+        if table.blocks and not held:
+            table.lent_behind = self._pool.hold_free_before(table.blocks[0])
         return len(table.blocks)
 
     def import_run(self, owner: Hashable, hashes: Sequence[BlockHash], keep_free: int) -> int | None:
@@ -292,6 +298,7 @@ class PrefixCache:
         table = self._table(owner)
         self._settle_promises(table, len(table.promised))
         self._pool.release(table.blocks)
+        self._pool.release(table.lent_behind)
         del self._tables[owner]
 
     def findable(self) -> KeysView[BlockHash]:
@@ -305,7 +312,9 @@ class PrefixCache:
     def check(self) -> None:
         """AssertionError where an invariant of this file or of the pool does not hold. O(total)."""
         self._pool.check()
-        holders = Counter(block_id for table in self._tables.values() for block_id in table.blocks)
+        holders = Counter(
+            block_id for table in self._tables.values() for block_id in (*table.blocks, *table.lent_behind)
+        )
         for block_id in range(self.first_block, self.first_block + self.num_blocks):
             counted, listed = self._pool.holders(BlockId(block_id)), holders[BlockId(block_id)]
             assert counted == listed, f"block {block_id} counts {counted} holders and is in {listed} tables"

@@ -105,3 +105,61 @@ def test_check_notices_a_block_that_is_neither_free_nor_held():
 def test_a_pool_has_at_least_one_block():
     with pytest.raises(ValueError, match="not 0"):
         BlockPool(0)
+
+
+# --- a run from the middle of a sequence ------------------------------------------------------------------------------
+
+
+def chain(pool: BlockPool) -> list[int]:
+    """Three blocks, each behind the one before, that nobody holds."""
+    table = pool.take(3)
+    for block_id, block_hash, parent in zip(table, [A, B, C], [None, A, B], strict=True):
+        pool.publish(block_id, block_hash, parent)
+    pool.release(table)
+    return table
+
+
+def test_a_run_that_was_lent_is_evicted_before_what_it_follows(pool):
+    a, b, c = chain(pool)
+    pool.hold(b)
+    pool.hold(c)
+    pool.release([b, c])
+    assert pool.free_order() == [3, 4, 5, c, b, a]
+    pool.hold(b)
+    pool.release([b])
+    assert pool.free_order() == [3, 4, 5, c, b, a]
+
+
+def test_a_run_whose_beginning_is_held_goes_to_the_back(pool):
+    a, b, c = chain(pool)
+    for block_id in (a, b, c):
+        pool.hold(block_id)
+    pool.release([b, c])
+    assert pool.free_order() == [3, 4, 5, c, b]
+    pool.release([a])
+    assert pool.free_order() == [3, 4, 5, c, b, a]
+
+
+def test_a_run_whose_beginning_is_gone_cannot_be_found_any_more(pool):
+    a, b, c = chain(pool)
+    for block_id in (b, c, c):
+        pool.hold(block_id)
+    pool.take(4)
+    assert pool.find(A) is None
+    pool.release([b, c])
+    assert pool.find(B) is None and pool.find(C) == c
+    assert pool.free_order() == [b] and pool.stats().cached == 0
+    pool.release([c])
+    assert pool.stats() == PoolStats(total=6, free=2, held=4, cached=0)
+
+
+def test_what_a_run_follows_is_held_with_it_up_to_what_somebody_holds_already(pool):
+    a, b, c = chain(pool)
+    assert pool.hold_free_before(a) == []
+    assert pool.hold_free_before(c) == [a, b]
+    assert pool.free_order() == [3, 4, 5, c]
+    assert pool.hold_free_before(c) == []
+    pool.release([a, b])
+    pool.hold(b)
+    assert pool.hold_free_before(c) == []
+    assert pool.holders(a) == 0 and pool.holders(b) == 1
