@@ -11,6 +11,7 @@ from random import Random
 
 import msgspec
 
+from cluster.simulator.canary import block_bytes
 from cluster.simulator.channel import Directory
 from cluster.simulator.network import Link, Network
 from cluster.simulator.plan import BLOCK_TOKENS, NodePlan, Plan
@@ -191,6 +192,7 @@ class Hosts:
             host=plan.name,
             lease_s=LEASE_S,
             max_in_flight=plan.max_in_flight,
+            host_offload_bytes=plan.host_blocks * block_bytes(BLOCK_TOKENS),
             drain_timeout_s=DRAIN_S,
             stop_grace_s=1.0,
         )

@@ -9,6 +9,7 @@ from cluster.simulator.clients import Outcome
 from cluster.simulator.hosts import Hosts, SimNode, SimOrchestrator
 from cluster.simulator.plan import BLOCK_TOKENS, RECEIVER, SENDER, Fault, FaultKind, Plan
 from kvcache.directory import KEY_BYTES
+from kvcache.hashing import index_keys
 from pipelines.runtime.batching import blocks_for
 from pipelines.types.frames import POISONOUS_DEATHS
 from pronghorn.errors import (
@@ -29,6 +30,7 @@ LATE_S = 0.5
 """How much later than its deadline a request may end: the turns that its last word takes."""
 AT_REST = (
     *("life", "rounds", "registration", "sweep", "engine-reports", "idle-channels", "peers", "directory", "seed"),
+    "offload",
     *(f"call-{SESSION_METHOD}", "reader", "writer", "registry", "registry-changes", "silence"),
 )
 """The tasks of a node or orchestrator that holds no request; beside those of its sessions."""
@@ -213,7 +215,20 @@ def _orchestrator_at_rest(hosts: Hosts, orchestrator: SimOrchestrator) -> list[s
             found.append(f"{orchestrator.name} cannot use {node.host}: {view.unusable if view else 'not known'}")
         elif view.in_flight or view.waiting:
             found.append(f"{orchestrator.name} counts {view.in_flight} in flight on {node.host}")
+        found += _wrong_in_index(orchestrator, node)
     found += [f"{orchestrator.name} still knows {view.name}, which is gone" for view in views.values()]
+    return found
+
+
+def _wrong_in_index(orchestrator: SimOrchestrator, node: SimNode) -> list[str]:
+    """What is known of the node's cache is what it says of it: of its pool, and of each tier."""
+    shell, holdings, found = node.node.shell, orchestrator.replica.holdings, []
+    for tier, contents in {"pool": shell.contents, **shell.kept}.items():
+        dump = holdings.dump() if tier == "pool" else holdings.dump_kept(tier)
+        known = dump.get(shell.incarnation, set())
+        truth = {key for run in contents.runs(256) for key in memoryview(index_keys(run.hashes)).cast("Q")}
+        if known != truth:
+            found.append(f"{orchestrator.name} knows {len(known)} blocks of {node.host}'s {tier}, of {len(truth)}")
     return found
 
 

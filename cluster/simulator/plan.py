@@ -23,6 +23,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     clock_rate: float
     stall_timeout_s: float
     """Decode: how long a hand-over may be silent."""
+    host_blocks: int = 0
+    """That its tier in memory has room for; 0: it has none."""
 
 
 class RequestPlan(msgspec.Struct, frozen=True):

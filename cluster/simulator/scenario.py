@@ -27,6 +27,7 @@ def plan_of(seed: int) -> Plan:
     tight = random.random() < 0.4
     nodes = [_node(random, "prefill", i, tight) for i in range(prefill)]
     nodes += [_node(random, "decode", i, tight) for i in range(decode)]
+    nodes = _tiered(Random(f"tiers/{seed}"), nodes)
     requests = _requests(random, nodes, orchestrators, 12 if tight else LONGEST_TOKENS)
     requests = _hinted(Random(f"hints/{seed}"), requests, nodes)
     crowded = random.random() < 0.2
@@ -65,6 +66,16 @@ def _node(random: Random, role: Any, index: int, tight: bool) -> NodePlan:
         clock_rate=random.choice((1.0, 1.0, 0.999, 1.001)),
         stall_timeout_s=random.choice((1.0, 3.0)),
     )
+
+
+def _tiered(random: Random, nodes: list[NodePlan]) -> list[NodePlan]:
+    """Some nodes keep copies in their memory, of a few blocks or of more than their pool has."""
+    if random.random() < 0.5:
+        return nodes
+    return [
+        msgspec.structs.replace(node, host_blocks=random.randint(1, 64)) if random.random() < 0.7 else node
+        for node in nodes
+    ]
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
