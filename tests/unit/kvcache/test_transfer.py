@@ -119,11 +119,18 @@ def test_a_block_of_another_size_is_refused():
 
 
 def test_a_block_that_comes_twice_is_refused():
-    frame = decode(sent_frames([1])[0])
+    frame = sent_frames([1])[0]
     into = receiver([1, 2])
-    into.accept(frame)
+    into.accept(decode(frame))
     with refused("duplicate_block"):
-        into.accept(frame)
+        into.accept(decode(frame))
+
+
+def test_a_frame_that_was_taken_holds_its_memory_no_more():
+    memory = bytearray(sent_frames([1, 2])[0])
+    frame = decode(memory)
+    assert receiver([1, 2]).accept(frame) == [1, 2]
+    memory.clear()  # BufferError while anything still looks at it
 
 
 def test_pieces_out_of_order_are_refused():
