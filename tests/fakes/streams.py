@@ -13,8 +13,8 @@ from tests.fakes.storm import MODEL, ending
 class Stream:
     """One completion of exactly `tokens` tokens, read in a thread of its own."""
 
-    def __init__(self, url: str, tokens: int, limit_s: float) -> None:
-        self._body = {"model": MODEL, "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    def __init__(self, url: str, tokens: int, limit_s: float, model: str) -> None:
+        self._body = {"model": model, "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         self._url = url
         self._limit_s = limit_s
         self._begun = threading.Event()
@@ -52,9 +52,9 @@ class Stream:
 
 
 @contextmanager
-def streams(url: str, count: int, tokens: int, limit_s: float = 120.0) -> Iterator[list[Stream]]:
+def streams(url: str, count: int, tokens: int, limit_s: float = 120.0, model: str = MODEL) -> Iterator[list[Stream]]:
     """`count` of them, each with its first token; all have ended afterwards."""
-    running = [Stream(url, tokens, limit_s) for _ in range(count)]
+    running = [Stream(url, tokens, limit_s, model) for _ in range(count)]
     for stream in running:
         stream.wait_until_begun()
     yield running

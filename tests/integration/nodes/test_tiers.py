@@ -42,11 +42,13 @@ async def copied(node: Node) -> None:
 
 
 class FullDisk(DiskTier):
-    """Of which nothing more can be written, whatever its budget says."""
+    """Of which nothing more can be written, whatever its budget says: every write is told ENOSPC."""
 
     def path(self, block_hash: BlockHash) -> Path:
-        """Below a folder that is not there, as good a refusal as a disk's."""
-        return super().path(block_hash) / "no room"
+        file = super().path(block_hash)
+        if not file.is_symlink():
+            file.symlink_to("/dev/full")
+        return file
 
 
 @pytest.mark.cells("F10 P1-P11")
