@@ -21,8 +21,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import aiohttp
@@ -31,15 +32,14 @@ import numpy as np
 import psutil
 
 from cluster import config
-from cluster.chaos.command_line import pronghorn
 from cluster.chaos.footprint import of_system
 from cluster.chaos.growth import Life
 from cluster.chaos.local_site import LocalSite
+from cluster.chaos.own_cluster import started
 from cluster.run_folder import RunFolder
 from pronghorn.errors import Unavailable
 
 NAME = "bench-overload"
-START_S, DOWN_S = 600.0, 180.0
 SHAPE = ("--prefill=1", "--decode=1", "--threads=1", "--disaggregation=always", "--kv-memory=512MiB")
 SERVICE = ("--option=service.max_queue_wait_s=5", "--option=service.starts_per_node=4")
 PROMPT_LOG, PROMPT_SPREAD, PROMPT_LIMITS = 4.6, 0.5, (8, 512)
@@ -203,25 +203,6 @@ def _gauge(metrics: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(f"pronghorn:{name}{{"))
 
 
-@asynccontextmanager
-async def own_cluster(more: list[str]) -> AsyncIterator[LocalSite]:
-    folder = RunFolder(config.home(config.environment()), NAME)
-    try:
-        fixed = ("--detach", "--name", NAME, "--port=0", "--dashboard-port=0")
-        await pronghorn(START_S, "up", *fixed, *SHAPE, *SERVICE, *more)
-        run, state = folder.run(), folder.state()
-        if run is None or state is None:
-            sys.exit("the cluster does not run")
-        site = LocalSite(run, state)
-        await site.connect()
-        try:
-            yield site
-        finally:
-            await site.close()
-    finally:
-        await pronghorn(DOWN_S, "down", "--name", NAME)
-
-
 # --- what it comes to ------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +344,9 @@ async def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=32, help="of the engines (default: 32)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    async with own_cluster([f"--chunk-tokens={options.chunk_tokens}"]) as site:
+    environ = config.environment()
+    shape = (*SHAPE, *SERVICE, f"--chunk-tokens={options.chunk_tokens}")
+    async with started(RunFolder(config.home(environ), NAME), partial(print, file=sys.stderr), shape, environ) as site:
         await measure(site, options.seconds, options.urgent, options.seed)
 
 

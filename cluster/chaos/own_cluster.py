@@ -48,25 +48,25 @@ async def own_cluster(
     folder = RunFolder(root, name)
     pools = (f"--prefill={size.prefill}", f"--decode={size.decode}", f"--orchestrators={size.orchestrators}")
     say(f"starting {name} on {size.machines} machines: {' '.join(pools)}")
-    fixed = ("--name", name, "--port=0", "--dashboard-port=0", *pools, *OPTIONS, *more)
+    fixed = (*pools, *OPTIONS, *more)
     if size.machines > 1:
         with _several(name, size.machines, settings or {}) as ray:
             placed = (f"--address={ray.address}", *(f"--option={option}" for option in OF_SEVERAL))
-            async with _up(folder, say, (*fixed, *placed), ray.client_environ, ray=ray) as site:
+            async with started(folder, say, (*fixed, *placed), ray.client_environ, ray=ray) as site:
                 yield site
         return
     links = Links(folder)
     links.start()
     try:
         behind = (*fixed, f"--advertise-host={ADVERTISED}")
-        async with _up(folder, say, behind, config.environment() | (settings or {}), links) as site:
+        async with started(folder, say, behind, config.environment() | (settings or {}), links) as site:
             yield site
     finally:
         await links.stop()
 
 
 @asynccontextmanager
-async def _up(
+async def started(
     folder: RunFolder,
     say: Callable[[str], None],
     options: tuple[str, ...],
@@ -74,8 +74,10 @@ async def _up(
     links: Links | None = None,
     ray: RayCluster | None = None,
 ) -> AsyncIterator[LocalSite]:
+    """`pronghorn up` with these flags, and its end. Raises ConfigurationError where it does not start."""
     try:
-        await pronghorn(START_S, "up", "--detach", *options, environ=environ)
+        fixed = ("--detach", "--name", folder.name, "--port=0", "--dashboard-port=0")
+        await pronghorn(START_S, "up", *fixed, *options, environ=environ)
         run, state = folder.run(), folder.state()
         if run is None or state is None or state.url is None:
             raise ConfigurationError(f"the cluster {folder.name} is not ready")
