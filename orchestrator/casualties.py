@@ -7,6 +7,9 @@ single one may be a prefill node's, and no decode node has got over the place wh
 that was gone before it said that it has the request did not die of it. Silence is nobody's death: neither ours, nor a
 decode node's word that its prefill node answers no ping.
 
+A machine that is lost takes all its nodes with it, though not in one moment: a request may lose its decode node, and
+then the prefill node that it was sent to next. Whatever broke off on one machine of which nothing is left counts once.
+
 A session that broke is a death only until that life of the node is heard of again. Where it takes such presumptions to
 make a request poison, it is in doubt: time has to tell, since sessions also break by fives when a link does, or when
 this process was held up for long.
@@ -25,11 +28,13 @@ class Casualties:
         self._certain: dict[Incarnation, None] = {}  # dicts for their order
         self._presumed: dict[Incarnation, None] = {}
         self._suspected: dict[Incarnation, None] = {}
+        self._lost_with: dict[Incarnation, frozenset[Incarnation]] = {}
         self._tokens: Counter[int] = Counter()
 
     @property
     def count(self) -> int:
-        return len(self._certain) + len(self._presumed)
+        """Of what they died of, at most."""
+        return len({self._lost_with.get(died, died) for died in (*self._certain, *self._presumed)})
 
     @property
     def poisonous(self) -> bool:
@@ -47,6 +52,9 @@ class Casualties:
     def any_doubt(self) -> bool:
         """Whether hearing of a node, or losing it, could change anything here."""
         return bool(self._presumed or self._suspected)
+
+    def any_of(self, lives: frozenset[Incarnation]) -> bool:
+        return not lives.isdisjoint((*self._certain, *self._presumed, *self._suspected))
 
     def attempt_began(self) -> None:
         self._tokens.clear()
@@ -70,6 +78,10 @@ class Casualties:
         self._suspected.pop(incarnation, None)
         if incarnation not in self._certain:
             self._presumed[incarnation] = None
+
+    def machine_lost(self, lives: frozenset[Incarnation]) -> None:
+        """All that ran there: whether they have broken off in the middle of the request, or are yet to."""
+        self._lost_with |= dict.fromkeys(lives, lives)
 
     def suspect(self, incarnation: Incarnation) -> None:
         """Somebody else lost it in the middle of the request; where our session with it breaks too, it is `lost`."""

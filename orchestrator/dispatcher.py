@@ -34,6 +34,7 @@ from orchestrator.request_events import (
     Event,
     Fail,
     Finish,
+    MachineGone,
     NodeGone,
     NodeHeard,
     NodeUnfit,
@@ -246,6 +247,10 @@ class Dispatcher:
         self._nodes.failed(incarnation, self._clock.now_s())
         self._holdings.lost(incarnation)
         self._speeds.forget(incarnation)
+        if lives := self._nodes.machine_gone(incarnation):
+            for flight in list(self._flights.values()):
+                if flight.lifecycle.casualties.any_of(lives):
+                    self._post(flight, MachineGone(lives))
         for flight in list(self._flights.values()):
             if flight.lifecycle.concerned_by(incarnation):
                 self._post(flight, NodeGone(incarnation, reason, died))

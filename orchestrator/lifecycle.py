@@ -34,6 +34,7 @@ from orchestrator.request_events import (
     Event,
     Fail,
     Finish,
+    MachineGone,
     NodeGone,
     NodeHeard,
     NodeUnfit,
@@ -124,6 +125,7 @@ TRANSITIONS: dict[tuple[RequestState, type[Event]], Transition] = {
     (_R, ShuttingDown): Transition("_shut_down", (_FAILED,)),
     (_W, NodeHeard): Transition("_try_again", (_R, _W)),
     (_W, NodeGone): Transition("_node_gone", (_W, _FAILED)),
+    (_W, MachineGone): Transition("_machine_gone", (_R, _W)),
     (_W, WaitOver): Transition("_give_up", (_FAILED,)),
     (_W, DeadlinePassed): Transition("_expire", (_FAILED,)),
     (_W, StoppedEarly): Transition("_stop", (_FINISHED,)),
@@ -132,6 +134,7 @@ TRANSITIONS: dict[tuple[RequestState, type[Event]], Transition] = {
     (_D, Produced): Transition("_deliver", (_S, _FINISHED, _R, _W, _FAILED)),
     (_D, AttemptFailed): Transition("_retry_or_fail", (_R, _W, _FAILED)),
     (_D, NodeGone): Transition("_node_gone", (_R, _D, _W, _FAILED)),
+    (_D, MachineGone): Transition("_machine_gone", (_D,)),
     (_D, NodeUnfit): Transition("_leave_node", (_R, _W, _FAILED)),
     (_D, NodeHeard): Transition("_clear_doubt", (_D,)),
     (_D, PrefillFailed): Transition("_note_prefill", (_D, _W, _FAILED)),
@@ -142,6 +145,7 @@ TRANSITIONS: dict[tuple[RequestState, type[Event]], Transition] = {
     (_S, Produced): Transition("_deliver", (_S, _FINISHED, _R, _W, _FAILED)),
     (_S, AttemptFailed): Transition("_retry_or_fail", (_R, _W, _FAILED)),
     (_S, NodeGone): Transition("_node_gone", (_R, _S, _W, _FAILED)),
+    (_S, MachineGone): Transition("_machine_gone", (_S,)),
     (_S, NodeUnfit): Transition("_leave_node", (_R, _W, _FAILED)),
     (_S, NodeHeard): Transition("_clear_doubt", (_S,)),
     (_S, PrefillFailed): Transition("_note_prefill", (_S, _W, _FAILED)),
@@ -264,6 +268,13 @@ class Lifecycle:
         if self.runs_on(event.incarnation):
             return self._end_attempt(NodeLost(f"the decode node was lost: {event.reason}"))
         return self._unless_poison()
+
+    def _machine_gone(self, event: MachineGone) -> tuple[RequestState, list[Effect]]:
+        in_doubt = self.state is _W and self.casualties.poisonous
+        self.casualties.machine_lost(event.lives)
+        if in_doubt and not self.casualties.poisonous:
+            return _R, [Choose(self._avoid)]
+        return self.state, []
 
     def _leave_node(self, event: NodeUnfit) -> tuple[RequestState, list[Effect]]:
         """Its node may never go on: what it still says of the attempt is late from here on."""

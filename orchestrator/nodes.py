@@ -74,6 +74,10 @@ class _Node:
     unreported: int = 0  # those among them dispatched since its last heartbeat
     unreported_local_tokens: int = 0  # of their prompts that it computes itself
 
+    @property
+    def machine(self) -> str:
+        return self.record.address.rpartition(":")[0]
+
 
 class Nodes:
     def __init__(
@@ -227,6 +231,16 @@ class Nodes:
     def session_up(self, incarnation: Incarnation) -> bool:
         node = self._nodes.get(incarnation)
         return node is not None and node.session_up
+
+    def machine_gone(self, incarnation: Incarnation) -> frozenset[Incarnation]:
+        """All lives on the machine of that one, whose session is over, where it was the last and not the only one."""
+        lost = self._nodes.get(incarnation)
+        if lost is None:
+            return frozenset()
+        there = {life: node for life, node in self._nodes.items() if node.machine == lost.machine}
+        if len(there) == 1 or any(node.session_up for node in there.values()):
+            return frozenset()
+        return frozenset(there)
 
     def usable(self, incarnation: Incarnation, now_s: float) -> bool:
         node = self._nodes.get(incarnation)

@@ -79,6 +79,13 @@ class NodeGone:
 
 
 @dataclass(frozen=True)
+class MachineGone:
+    """The last session with a machine on which several lives of nodes ran is over."""
+
+    lives: frozenset[Incarnation]
+
+
+@dataclass(frozen=True)
 class NodeUnfit:
     """The node says that it is unhealthy; its session lives."""
 
@@ -137,6 +144,7 @@ Event = (
     | Produced
     | AttemptFailed
     | NodeGone
+    | MachineGone
     | NodeUnfit
     | NodeHeard
     | PrefillFailed

@@ -422,6 +422,26 @@ async def test_a_prefill_engine_and_a_decode_engine_that_die_make_two(cluster: C
     at_rest(cluster)
 
 
+async def test_a_machine_that_takes_both_its_nodes_with_it_is_one_death(cluster: Cluster, client: Owner) -> None:
+    """The decode node first, and then the prefill node that the request was sent to next."""
+    prefill = await cluster.join("prefill-1", address="127.0.0.3:1")
+    lost = await cluster.join("decode-1", address="127.0.0.3:2")
+    request = client.start(tokens_of(cluster, cluster.job()), "request")
+    await lost.submitted(1)
+    other = await cluster.join("decode-2", address="127.0.0.4:2")
+    lost.lose("connection reset")
+    await other.submitted(1)
+    reset = NodeLost("connection reset").record()
+    other.say(Outputs([], [], [Pulled(other.submits[0].fence, prefill.record.incarnation, reset)]))
+    prefill.refuses = lost.refuses = NodeLost("nobody listens there")
+    prefill.lose("connection reset")
+    await cluster.until(lambda: cluster.why_not("prefill-1") is not None)
+    other.produce(other.submits[-1].fence, 8, status=DONE)
+    assert await request == [8]
+    assert len(other.submits) == 1
+    at_rest(cluster)
+
+
 async def test_sessions_that_broke_and_came_back_are_no_deaths(cluster: Cluster, client: Owner) -> None:
     node = await cluster.join("decode-1")
     request, submit = await first_token(cluster, node, cluster.job(), client)

@@ -19,6 +19,7 @@ from orchestrator.request_events import (
     Event,
     Fail,
     Finish,
+    MachineGone,
     NodeGone,
     NodeHeard,
     NodeUnfit,
@@ -111,6 +112,7 @@ SAMPLES: dict[type, Event] = {
     AttemptFailed: AttemptFailed(fence(1, A), NodeRefused("full")),
     Complete: Complete(DONE),
     NodeGone: NodeGone(A, "cut"),
+    MachineGone: MachineGone(frozenset({A, P})),
     NodeUnfit: NodeUnfit(A),
     NodeHeard: NodeHeard(B),
     PrefillFailed: prefill_failed(TransferFailed("torn"), P),
@@ -300,6 +302,39 @@ def test_where_sessions_broke_time_tells_whether_it_is_poison(events: list[Event
 )
 def test_silence_refusals_and_deaths_that_it_got_over_make_no_poison(events: list[Event]) -> None:
     assert not after(*DISPATCHED, *events)[0].state.terminal
+
+
+GONE = MachineGone(frozenset({A, P}))
+"""The machine of the first decode node and of the prefill node that the second one is sent to."""
+DIED_A, DIED_P = NodeGone(A, "reset", died=True), NodeGone(P, "reset", died=True)
+LOST_P = PrefillFailed(fence(2, B), P, NodeLost("reset"), True)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [DIED_A, routed(B), LOST_P, GONE, DIED_P],
+        [DIED_A, routed(B), GONE, PrefillFailed(fence(2, B), P, NodeLost("reset"), False)],
+        [DIED_A, routed(B), PrefillFailed(fence(2, B), P, EngineDied("gone"), True), GONE],
+        [prefill_failed(NodeLost("reset"), P), GONE, DIED_P, DIED_A],
+    ],
+)
+def test_nodes_that_went_with_their_machine_count_once(events: list[Event]) -> None:
+    lifecycle, _ = after(*DISPATCHED, *events)
+    assert not lifecycle.casualties.poisonous
+    if lifecycle.state is RequestState.WAITING:
+        lifecycle.handle(NodeHeard(C))
+    if lifecycle.state is RequestState.ROUTING:
+        lifecycle.handle(routed(C))
+    effects = lifecycle.handle(AttemptFailed(lifecycle.fence or fence(3, C), EngineDied("gone")))
+    assert lifecycle.casualties.poisonous, "another machine's node is a second death"
+    assert effects
+
+
+def test_who_waits_in_doubt_goes_on_when_it_was_the_machine() -> None:
+    lifecycle, effects = after(*DISPATCHED, DIED_A, routed(B), LOST_P, DIED_P)
+    assert effects[-1] == Wait(in_doubt=True)
+    assert lifecycle.handle(GONE) == [Choose(frozenset({A}))]
 
 
 def test_the_next_node_is_told_of_the_deaths_so_far() -> None:

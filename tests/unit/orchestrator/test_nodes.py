@@ -190,3 +190,20 @@ def test_a_view_is_kept_only_as_long_as_nothing_has_changed() -> None:
             nodes._changed(each.incarnation)
         assert shown == nodes.views(now_s)
     assert kept
+
+
+def test_a_machine_is_gone_with_the_last_of_its_sessions() -> None:
+    nodes = Nodes(MODEL, heartbeat_timeout_s=2.0)
+    here = [record(f"{role}-1", role, address=f"127.0.0.3:{port}") for role, port in (("prefill", 1), ("decode", 2))]
+    elsewhere = record("decode-2", address="127.0.0.4:2")
+    nodes.listed([*here, elsewhere])
+    for each in (*here, elsewhere):
+        nodes.opened(each.incarnation)
+    prefill, decode = (each.incarnation for each in here)
+    nodes.closed(decode, "connection reset")
+    assert nodes.machine_gone(decode) == frozenset(), "a prefill node is still there"
+    nodes.closed(prefill, "connection reset")
+    assert nodes.machine_gone(prefill) == {prefill, decode}
+    nodes.closed(elsewhere.incarnation, "connection reset")
+    assert nodes.machine_gone(elsewhere.incarnation) == frozenset(), "a node alone is no more than itself"
+    assert nodes.machine_gone(Incarnation("nobody")) == frozenset()
