@@ -270,6 +270,10 @@ class RedisDirectory:
                 if keys:
                     yield incarnation, list(keys)
 
+    async def entries(self) -> int:
+        """How many (block, life) pairs it has, those of lives that count no more and are yet to be cleared included."""
+        return int(await self._ask(self._redis.get(f"{self._prefix}entries")) or 0)
+
     async def close(self) -> None:
         await self._redis.aclose()
 

@@ -1,7 +1,8 @@
 """What the processes of a cluster on this machine take now, and what this one takes that watches them.
 
 The operating system tells memory, threads and descriptors; whoever has an operations port tells its tasks, and an
-orchestrator the size of its index; Redis tells its rows. Whoever does not answer is left out of that sample.
+orchestrator the size of its index. Of Redis's rows those are stray that no orchestrator's index knows, which has them
+from the nodes themselves. Whoever does not answer is left out of that sample.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from cluster.chaos.local_site import LocalSite
 from cluster.processes import words_of
 from pronghorn.errors import Unavailable
 
-SAMPLE = re.compile(r"^pronghorn:(block_index_bytes|held)\{([^}]*)\} (\S+)$", re.MULTILINE)
+SAMPLE = re.compile(r"^pronghorn:(block_index_bytes|block_index_entries|held)\{([^}]*)\} (\S+)$", re.MULTILINE)
 TITLE = 60
 
 
@@ -46,13 +47,24 @@ def of_system(site: LocalSite) -> list[Taken]:
 async def _told(site: LocalSite) -> dict[int, dict[str, float]]:
     """By pid."""
     found: dict[int, dict[str, float]] = {}
-    with suppress(Unavailable):
-        found[site.redis_pid()] = {"rows": float(await site.redis_keys())}
+    known_rows: list[float] = []
     with suppress(Unavailable):
         for pid, address in await site.operations():
             with suppress(httpx.HTTPError):
-                found[pid] = amounts((await site.http.get(f"http://{address}/metrics")).text)
+                metrics = (await site.http.get(f"http://{address}/metrics")).text
+                found[pid] = amounts(metrics)
+                known_rows += rows_known(metrics)
+    with suppress(Unavailable):
+        if known_rows:
+            stray = await site.directory_entries() - max(known_rows)
+            found[site.redis_pid()] = {"stray rows": max(0.0, stray)}
     return found
+
+
+def rows_known(metrics: str) -> list[float]:
+    """The entries of an orchestrator's index, of all its models; empty of everybody else."""
+    found = [float(value) for name, _, value in SAMPLE.findall(metrics) if name == "block_index_entries"]
+    return [sum(found)] if found else []
 
 
 def amounts(metrics: str) -> dict[str, float]:
@@ -61,6 +73,6 @@ def amounts(metrics: str) -> dict[str, float]:
     for name, labels, value in SAMPLE.findall(metrics):
         if name == "block_index_bytes":
             found["index KiB"] = found.get("index KiB", 0.0) + float(value) / 1024
-        elif 'kind="task"' in labels:
+        elif name == "held" and 'kind="task"' in labels:
             found["tasks"] = found.get("tasks", 0.0) + float(value)
     return found

@@ -1,8 +1,8 @@
 """What processes take, and how that grew while they were watched. Pure: who takes how much is passed in.
 
 The first third is left out, in which caches fill. What a process holds goes up and down with its load, so that of each
-minute the least counts, and a slope is that of a straight line through those (least squares). Tables that faults empty
-(rows, an index) go up again afterwards: of those the most of the last third counts, beside the most of the second.
+minute the least counts, and a slope is that of a straight line through those (least squares). What faults empty (an
+index) goes up again afterwards: of that the most of the last third counts, beside the most of the second.
 """
 
 import math
@@ -39,7 +39,7 @@ BOUNDS: dict[str, Bound] = {
     "descriptors": Bound(0.5),
     "tasks": Bound(0.5),
     "index KiB": Bound(4.0, 0.03, emptied=True),
-    "rows": Bound(4.0, 0.03, emptied=True),
+    "stray rows": Bound(4.0),
 }
 """By what is taken, with its unit: by how much it may grow. Own memory is resident memory that is shared with nobody;
 all of it grows for as long as there are blocks that were never written, and is shown."""

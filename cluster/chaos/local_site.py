@@ -22,6 +22,7 @@ from cluster.chaos.machines import RayCluster
 from cluster.chaos.scenario import Cluster, Fault, LinkFault, RayFault, RedisFlush, RedisKill, RedisPause, kind_of
 from cluster.chaos.site import Process, Site
 from cluster.run_folder import Run, RunFolder, RunState, names
+from kvcache.redis_directory import RedisDirectory
 from kvcache.redis_registry import RedisRegistry
 from pronghorn.errors import Unavailable
 from pronghorn.ids import Incarnation
@@ -173,15 +174,13 @@ class LocalSite(Site):
         finally:
             await redis.aclose()
 
-    async def redis_keys(self) -> int:
-        """How many rows there are now. Raises Unavailable."""
-        redis = Redis.from_url(self._redis_url, socket_timeout=REDIS_TIMEOUT_S)
+    async def directory_entries(self) -> int:
+        """How many blocks of nodes the directory has a row of. Raises Unavailable."""
+        directory = RedisDirectory(self._redis_url, self._run.config.service.key_prefix, 1)
         try:
-            return int(await redis.dbsize())
-        except RedisError as error:
-            raise Unavailable(f"Redis does not say how many keys it has: {error}") from None
+            return await directory.entries()
         finally:
-            await redis.aclose()
+            await directory.close()
 
     async def operations(self) -> list[tuple[int, str]]:
         """Pid and operations address of every process that is registered. Raises Unavailable."""

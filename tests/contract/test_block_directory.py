@@ -196,7 +196,7 @@ async def test_what_a_dead_life_had_is_cleared_from_redis(server: ValkeyServer) 
     await found.refresh(ONE, NEW)
     async with Redis.from_url(server.url) as redis:
         assert not await redis.keys(f"{prefix}:dir:row:*") and not await redis.keys(f"{prefix}:dir:of:*")
-        assert int(await redis.get(f"{prefix}:dir:entries")) == 0
+        assert await found.entries() == int(await redis.get(f"{prefix}:dir:entries")) == 0
     await found.close()
 
 

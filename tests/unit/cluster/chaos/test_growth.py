@@ -34,8 +34,8 @@ def test_what_is_left_behind_now_and_then_is_seen_through_the_bursts() -> None:
 
 
 @pytest.mark.parametrize(("more", "is_clear"), [(0, False), (1, True)])
-def test_a_table_that_faults_empty_is_judged_by_what_it_comes_to(more: int, is_clear: bool) -> None:
-    [growth] = grown([min(100, n % 50 * 10) + more * n for n in range(160)], "rows")
+def test_an_index_that_faults_empty_is_judged_by_what_it_comes_to(more: int, is_clear: bool) -> None:
+    [growth] = grown([min(100, n % 50 * 10) + more * n for n in range(160)], "index KiB")
     assert growth.is_clear is is_clear
 
 
