@@ -46,7 +46,13 @@ class Offloader:
         self._counters = counters
         self._runs: deque[Run] = deque()
         self._arrived = asyncio.Event()
+        self._working = False
         self._resets = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has copied everything that it was told of, or left it out."""
+        return not (self._working or self._arrived.is_set())
 
     def reset(self) -> None:
         """What was stored before is not given away any more."""
@@ -72,11 +78,13 @@ class Offloader:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
+            self._working = True
             while self._runs:
                 resets = self._resets
                 for parent, hashes in _pieces(*self._lacking(*self._runs.popleft())):
                     if await self._copied(parent, hashes, resets) < len(hashes):
                         break
+            self._working = False
 
     def _lacking(self, parent: BlockHash | None, hashes: list[BlockHash]) -> Run:
         """The run less what the connector has of its beginning, behind what it lacks of that before it."""

@@ -35,9 +35,10 @@ async def kept(node: Node, blocks: int) -> None:
 
 async def copied(node: Node) -> None:
     """What is being copied is held, and held blocks stay: they are no room for others. Then it may go to disk."""
-    exchange = node.shell.exchange
+    exchange, offloader = node.shell.exchange, node.shell.exchange._offloader
+    assert offloader is not None
     async with asyncio.timeout(60.0):
-        while exchange.held() or exchange._connector.poll():  # noqa: ASYNC110  # which no event tells
+        while not offloader.idle or exchange.held() or exchange._connector.poll():  # noqa: ASYNC110  # nor an event
             await asyncio.sleep(0.005)
 
 

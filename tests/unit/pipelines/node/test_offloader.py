@@ -54,10 +54,8 @@ class Play:
         self.contents.apply(changes)
         self.offloader.note(changes)
         async with asyncio.timeout(30.0):
-            while self.offloader._runs or self.offloader._arrived.is_set():  # noqa: ASYNC110  # which no event tells
+            while not self.offloader.idle:  # noqa: ASYNC110  # which no event tells
                 await asyncio.sleep(0)
-        for _ in range(10):
-            await asyncio.sleep(0)
 
     def kept(self) -> str:
         return "".join(letter for letter, each in zip("ABCD", (A, B, C, D), strict=True) if self.tiers.has(each))
