@@ -297,8 +297,7 @@ class PrefixCache:
         """Close the table and give its blocks back, the last one first: it will be the first to be evicted."""
         table = self._table(owner)
         self._settle_promises(table, len(table.promised))
-        self._pool.release(table.blocks)
-        self._pool.release(table.lent_behind)
+        self._pool.release([*table.lent_behind, *table.blocks] if table.lent_behind else table.blocks)
         del self._tables[owner]
 
     def findable(self) -> KeysView[BlockHash]:

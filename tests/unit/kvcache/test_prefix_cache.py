@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kvcache.hashing import BlockHasher
+from kvcache.hashing import BlockHasher, pack_tokens
 from kvcache.prefix_cache import PoolStats, PrefixCache
 from pronghorn.errors import InsufficientBlocks
 
@@ -326,3 +326,16 @@ def test_whether_a_fork_finds_room_is_asked_first(cache):
     run(cache, "a", tokens(34))
     assert cache.can_fork(34, spare_blocks=0) and not cache.can_fork(34, spare_blocks=1)
     assert cache.can_fork(32, spare_blocks=1)
+
+
+def test_a_run_that_was_lent_is_evicted_before_all_that_it_follows_whoever_let_go_of_that_meanwhile(cache):
+    run(cache, "a", tokens(12))
+    run(cache, "b", tokens(5))
+    first, second, third = cache.table("a")
+    hashes = HASHER.chain(pack_tokens(tokens(12)), ROOT)
+    cache.release("a")
+    assert cache.lease("lent", hashes[2:]) == 1
+    cache.check()
+    cache.release("b")
+    cache.release("lent")
+    assert cache._pool.free_order()[-3:] == [third, second, first]
