@@ -27,6 +27,8 @@ UP, DOWN = "up", "down"
 BOTH = (UP, DOWN)
 READ_BYTES = 65_536
 STOP_GRACE_S = 10.0
+ACCEPTED_PASSES = 8
+"""Of the event loop, in fewer of which asyncio makes a transport of what it had accepted, and we abort it."""
 ABORTIVE_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -156,6 +158,8 @@ class CutProxy:
             self._server.close()
         self.reset()
         await self._relays.stop(STOP_GRACE_S)
+        for _ in range(ACCEPTED_PASSES):
+            await asyncio.sleep(0)
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._stopped:  # it was accepted in the server's last moment

@@ -1,6 +1,9 @@
 """The proxy does to connections what its name says: what a test of a fault relies on."""
 
 import asyncio
+import gc
+import socket
+import warnings
 from collections.abc import AsyncIterator
 
 import pytest
@@ -101,3 +104,23 @@ async def test_nobody_behind_it_is_heard_at_once() -> None:
                 if await reader.read(1) == b"":
                     raise ConnectionResetError
         writer.close()
+
+
+@pytest.mark.parametrize("passes", range(6))
+def test_a_connection_that_comes_as_it_stops_is_closed_with_it(passes: int) -> None:
+    """However far it was accepted, in passes of the loop, which closes when the proxy has stopped."""
+
+    async def stopped_at_once() -> socket.socket:
+        async with cut_proxy("127.0.0.1:1") as proxy:
+            host, port = proxy.address.split(":")
+            client = socket.create_connection((host, int(port)))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+        return client
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        client = asyncio.run(stopped_at_once())
+        gc.collect()
+    client.close()
+    assert [str(each.message) for each in told] == []
