@@ -41,7 +41,8 @@ GAUGES: dict[str, str] = {
     "block_index_blocks": "different blocks of the nodes' caches that this orchestrator knows of",
     "block_index_entries": "pairs of a node and a block that it is known to hold",
     "block_index_bytes": "what the index of those takes, about; it has a cap",
-    "block_index_drift_blocks": "by how many blocks nodes, by their last heartbeats, differ from the index, summed",
+    "block_index_drift_blocks": "by how many blocks nodes, by their last heartbeats, differ from the index, in their "
+    "pools or their tiers, summed",
     "block_index_nodes_synced": "nodes whose block events are followed without a gap",
 }
 """By name without prefix. What a process has no value for, it does not show."""
