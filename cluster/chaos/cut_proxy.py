@@ -28,7 +28,7 @@ BOTH = (UP, DOWN)
 READ_BYTES = 65_536
 STOP_GRACE_S = 10.0
 ACCEPTED_PASSES = 8
-"""Of the event loop, in fewer of which asyncio makes a transport of what it had accepted, and we abort it."""
+"""Of the event loop, in fewer of which asyncio gives us what it had accepted."""
 ABORTIVE_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -155,9 +155,17 @@ class CutProxy:
     async def stop(self) -> None:
         self._stopped = True
         if self._server is not None:
+            await self._accept_no_more(self._server)
             self._server.close()
         self.reset()
         await self._relays.stop(STOP_GRACE_S)
+
+    @staticmethod
+    async def _accept_no_more(server: asyncio.Server) -> None:
+        """What asyncio has accepted becomes a transport some passes later, or never, and stays open, where its server
+        was closed meanwhile."""
+        for listening in server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
         for _ in range(ACCEPTED_PASSES):
             await asyncio.sleep(0)
 
