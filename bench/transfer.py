@@ -50,7 +50,7 @@ from pronghorn.clock import SystemClock
 from pronghorn.counters import Counters
 from pronghorn.credentials import Credentials, TlsFiles
 from pronghorn.ids import Incarnation, NodeName
-from pronghorn.wire import FETCH_METHOD
+from pronghorn.wire import FETCH_METHOD, GRPC_ENVIRONMENT
 from tests.fakes.certificates import Authority
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -365,6 +365,10 @@ def main() -> None:
     if asked.hold is not None:
         asyncio.run(hold(Incarnation(asked.hold[0]), TlsFiles.in_folder(asked.hold[1])))
         return
+    if not GRPC_ENVIRONMENT.items() <= os.environ.items():  # read when gRPC is imported; nodes are started with it
+        os.execve(
+            sys.executable, [sys.executable, "-m", "bench.transfer", *sys.argv[1:]], os.environ | GRPC_ENVIRONMENT
+        )
     mib, rounds = (128, 2) if asked.quick else (asked.mib, asked.rounds)
     show(asyncio.run(measure(mib * MIB, rounds, asked.only)))
 

@@ -17,6 +17,7 @@ from cluster.setting_types import Placement
 from decode_nodes.deployment import DecodeNodeDeployment
 from orchestrator.deployment import OrchestratorDeployment
 from prefill_nodes.deployment import PrefillNodeDeployment
+from pronghorn.wire import GRPC_ENVIRONMENT
 
 HEALTH_CHECK_PERIOD_S = 1.0
 HEALTH_CHECK_TIMEOUT_S = 10.0
@@ -69,7 +70,12 @@ def _node(deployment: type, role: str, replicas: int, service: ServiceConfig, mo
 
 def _placed(placement: Placement, gpus: int) -> dict[str, Any]:
     # The engine's threads are set by us, and two engines may share a core: CPUs are no resource here, GPUs are.
-    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "memory": COUNTED_BYTES}
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "num_gpus": gpus,
+        "memory": COUNTED_BYTES,
+        "runtime_env": {"env_vars": dict(GRPC_ENVIRONMENT)},
+    }
     if placement.labels:
         options["label_selector"] = placement.labels
     if placement.resources:

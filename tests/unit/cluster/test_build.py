@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from pronghorn.wire import GRPC_ENVIRONMENT
+
 with warnings.catch_warnings():  # Ray's modules warn of their own ways when they are imported
     warnings.simplefilter("ignore")
     from cluster import build
@@ -51,6 +53,11 @@ def test_every_replica_takes_something_since_ray_neither_spreads_nor_packs_what_
 ) -> None:
     for deployment in deployments(args).values():
         assert any(deployment._replica_config.resource_dict.values()), deployment.name
+
+
+def test_every_replica_starts_in_the_environment_in_which_grpc_moves_blocks(args: dict[str, Any]) -> None:
+    for deployment in deployments(args).values():
+        assert deployment.ray_actor_options["runtime_env"]["env_vars"] == GRPC_ENVIRONMENT, deployment.name
 
 
 def test_where_places_are_counted_the_old_replica_goes_before_the_new_one_comes(args: dict[str, Any]) -> None:
