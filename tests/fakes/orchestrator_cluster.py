@@ -11,11 +11,13 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.nodes import NodeView
 from orchestrator.ports import GenerationJob
 from orchestrator.replica import Replica
+from pipelines.types.frames import Submit
 from pipelines.types.text_context import TextContext
 from pipelines.types.token_buffer import TokenBuffer
 from pronghorn.clock import Clock, SystemClock
 from pronghorn.deadline import Deadline
 from pronghorn.ids import NodeName, RequestID
+from pronghorn.tasks import Owner
 from tests.fakes.memory_node import MODEL, Answer, MemoryConnector, MemoryNode, record
 
 LEASE_S = 3600.0
@@ -78,6 +80,35 @@ class Cluster:
         assert self.replica.in_flight() == 0
         assert self.replica.membership.running == []
         self.replica.dispatcher.check()
+
+    async def tokens_of(self, job: GenerationJob) -> list[int]:
+        async with self.replica.generate(job) as outputs:
+            return [token async for output in outputs for token in output.tokens]
+
+    async def first_token(
+        self, node: MemoryNode, job: GenerationJob, client: Owner
+    ) -> tuple[asyncio.Task[list[int]], Submit]:
+        """A request of `client` whose first token, 7, has been delivered from `node`."""
+        arrived = asyncio.Event()
+
+        async def request() -> list[int]:
+            tokens: list[int] = []
+            async with self.replica.generate(job) as outputs:
+                async for output in outputs:
+                    tokens += output.tokens
+                    arrived.set()
+            return tokens
+
+        task = client.start(request(), "request")
+        submit = await node.submitted(len(node.submits) + 1)
+        node.produce(submit.fence, 7)
+        await arrived.wait()
+        return task, submit
+
+    def assert_at_rest(self) -> None:
+        self.replica.dispatcher.check()
+        assert self.replica.in_flight() == 0
+        assert all(node.in_flight == 0 for node in self.views())
 
     def usable(self, name: str) -> bool:
         incarnation = self.nodes[name].record.incarnation
