@@ -14,12 +14,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from cluster import config, signals
-from cluster.chaos import report
+from cluster import config, model, signals
+from cluster.chaos import own_network, report
 from cluster.chaos.local_site import local_site
 from cluster.chaos.own_cluster import own_cluster
 from cluster.chaos.runner import Outcome, Runner
-from cluster.chaos.scenario import Cluster, Scenario, aim_of, kind_of, read
+from cluster.chaos.scenario import Cluster, LosePackets, Scenario, aim_of, kind_of, read
 from cluster.chaos.site import Site
 from cluster.chaos.soak import Soak, Soaked
 from cluster.config_problems import nearest
@@ -65,6 +65,9 @@ def run(
     chosen = [*(library() if all_of_them else []), *(find(name) for name in scenarios or [])]
     if not chosen:
         raise ConfigurationError("say which scenario, or --all; `pronghorn chaos list` names them")
+    if target is None and wants_own_network(chosen):
+        model.find(None, config.cache_dir(config.environment()), lambda _: None)  # in there nothing can be fetched
+        own_network.enter(sys.argv[1:])
     outcomes: list[Outcome] = []
     try:
         to_its_end(_run(chosen, target, _seed(seed), timelines, outcomes))
@@ -91,6 +94,12 @@ def soak(
     else:
         report.show_soaked(soaked, out)
     raise typer.Exit(1 if soaked.failures else 0)
+
+
+def wants_own_network(chosen: list[Scenario]) -> bool:
+    """Whether it must be entered, and can be."""
+    loses = any(isinstance(fault, LosePackets) for scenario in chosen for fault in scenario.faults)
+    return loses and not own_network.is_entered() and own_network.why_not() is None
 
 
 async def _soak(target: str | None, minutes: float, every_s: float, seed: int) -> Soaked:

@@ -22,6 +22,7 @@ from cluster import drain as leaving
 from cluster.chaos.cut_proxy import BOTH, CutProxy, Way
 from cluster.chaos.garbage import refused_well, wrong_body
 from cluster.chaos.load import Asking, RunningLoad
+from cluster.chaos.memory_cgroup import MemoryCgroup
 from cluster.chaos.recorder import Verdict
 from cluster.chaos.scenario import (
     BlackHole,
@@ -35,6 +36,8 @@ from cluster.chaos.scenario import (
     GcsKill,
     Kill,
     LeaveStorm,
+    LosePackets,
+    OutOfMemory,
     Overload,
     RayletKill,
     Redeploy,
@@ -156,6 +159,10 @@ class Injector:
                 await self._pause(fault, "redis", self._site.redis_pid(), fault.for_s)
             case RedisFlush():
                 self._proof(fault, "redis", f"{await self._site.flush_redis()} keys were there, and were dropped")
+            case OutOfMemory():
+                await self._kill_for_memory(fault, victim)
+            case LosePackets():
+                await self._lose_packets(fault)
             case RayletKill():
                 await self._kill_raylet(fault)
             case GcsKill():
@@ -189,7 +196,7 @@ class Injector:
                 raise Unavailable(f"there are {len(found)} of {count} {role} processes to strike")
             await asyncio.sleep(AIM_AGAIN_S)
 
-    async def _aimed(self, fault: Kill | Stop, victim: Process | None) -> list[tuple[Process, int]]:
+    async def _aimed(self, fault: Kill | Stop | OutOfMemory, victim: Process | None) -> list[tuple[Process, int]]:
         role, _, engine = fault.process.partition("-")
         victims = [victim] if victim is not None else await self._victims(role, fault.count)
         found = []
@@ -225,16 +232,21 @@ class Injector:
         """Sends it, and waits until the operating system says what it does."""
         process = psutil.Process(pid)
         process.send_signal(number)
-        sent_s = time.monotonic()
         fired = self._proof(fault, victim, "", pid=pid)
-        wanted = psutil.STATUS_STOPPED if number is signal.SIGSTOP else psutil.STATUS_ZOMBIE
-        while (state := _state(process)) not in (wanted, "gone"):
-            if time.monotonic() - sent_s > SEEN_S:
-                raise Unavailable(f"pid {pid} is {state} {SEEN_S:g} s after {number.name}")
-            await asyncio.sleep(POLL_S)
-        fired.seen_after_s = time.monotonic() - sent_s
-        fired.seen = f"{number.name} to pid {pid}, which was {state} after {fired.seen_after_s:.3f} s"
+        await self._see(
+            fired, process, psutil.STATUS_STOPPED if number is signal.SIGSTOP else psutil.STATUS_ZOMBIE, number.name
+        )
         return fired
+
+    async def _see(self, fired: Fired, process: psutil.Process, wanted: str, what: str) -> None:
+        """Returns when the operating system says that it is so, or that there is no such process."""
+        began_s = time.monotonic()
+        while (state := _state(process)) not in (wanted, "gone"):
+            if time.monotonic() - began_s > SEEN_S:
+                raise Unavailable(f"pid {process.pid} is {state} {SEEN_S:g} s after {what}")
+            await asyncio.sleep(POLL_S)
+        fired.seen_after_s = time.monotonic() - began_s
+        fired.seen = f"{what} to pid {process.pid}, which was {state} after {fired.seen_after_s:.3f} s"
 
     async def _pause(self, fault: Fault, victim: Process | str, pid: int, for_s: float) -> None:
         fired: Fired | None = None
@@ -246,6 +258,41 @@ class Injector:
                 os.kill(pid, signal.SIGCONT)
             if fired is not None:
                 fired.ended_s = self._recorder.since_s()
+
+    # --- the kernel ---
+
+    async def _kill_for_memory(self, fault: OutOfMemory, victim: Process | None) -> None:
+        aimed = await self._aimed(fault, victim)
+        for one, _ in aimed:
+            self.gone.add(one.incarnation)
+        await asyncio.gather(*[self._take_room(fault, one, psutil.Process(pid)) for one, pid in aimed])
+
+    async def _take_room(self, fault: OutOfMemory, one: Process, process: psutil.Process) -> None:
+        cgroup = MemoryCgroup(f"pronghorn-chaos-{process.pid}")
+        try:
+            cgroup.take(process.pid)
+            fired = self._proof(fault, one, "", pid=process.pid)
+            await self._see(fired, process, psutil.STATUS_ZOMBIE, "no more memory")
+            if cgroup.kills() == 0:
+                self.fired.remove(fired)
+                raise Unavailable(f"pid {process.pid} ended, and the kernel did not kill it for its memory")
+        finally:
+            await asyncio.to_thread(cgroup.remove)
+
+    async def _lose_packets(self, fault: LosePackets) -> None:
+        network = self._site.network
+        network.lose(fault.percent)
+        fired = self._proof(fault, "every connection", "")
+        lost = 0
+        try:
+            await asyncio.sleep(fault.for_s)
+        finally:
+            lost = network.heal()
+            fired.ended_s = self._recorder.since_s()
+            fired.seen = f"{lost} packets were dropped in {fired.lasted_s:.1f} s"
+        if lost == 0:
+            self.fired.remove(fired)
+            raise Unavailable("no packet was lost")
 
     # --- Ray ---
 

@@ -14,12 +14,25 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from cluster import processes, verify_ledger
+from cluster.chaos import memory_cgroup, own_network
 from cluster.chaos.command_line import pronghorn
 from cluster.chaos.cut_proxy import CutProxy
 from cluster.chaos.gcs import GcsServer
 from cluster.chaos.links import Links
 from cluster.chaos.machines import RayCluster
-from cluster.chaos.scenario import Cluster, Fault, LinkFault, RayFault, RedisFlush, RedisKill, RedisPause, kind_of
+from cluster.chaos.own_network import LossyNetwork
+from cluster.chaos.scenario import (
+    Cluster,
+    Fault,
+    LinkFault,
+    LosePackets,
+    OutOfMemory,
+    RayFault,
+    RedisFlush,
+    RedisKill,
+    RedisPause,
+    kind_of,
+)
 from cluster.chaos.site import Process, Site
 from cluster.run_folder import Run, RunFolder, RunState, names
 from kvcache.redis_directory import RedisDirectory
@@ -72,6 +85,10 @@ class LocalSite(Site):
             return f"{kind_of(fault)} needs links that pass through a proxy of ours: leave out --target"
         if isinstance(fault, RayFault) and self._ray is None:
             return f"{kind_of(fault)} needs a Ray cluster of machines of ours: leave out --target"
+        if isinstance(fault, OutOfMemory) and (refused := memory_cgroup.why_not()):
+            return f"{kind_of(fault)}: {refused}"
+        if isinstance(fault, LosePackets) and not own_network.is_entered():
+            return f"{kind_of(fault)}: {own_network.why_not() or 'leave out --target'}"
         needs_server = isinstance(fault, RedisKill | RedisPause)
         if needs_server and self._redis_server() is None:
             return f"{kind_of(fault)} needs a Redis that the cluster started by itself"
@@ -154,6 +171,10 @@ class LocalSite(Site):
 
     async def add_machine(self) -> str:
         return await (super().add_machine() if self._ray is None else asyncio.to_thread(self._ray.add_machine))
+
+    @property
+    def network(self) -> LossyNetwork:
+        return LossyNetwork() if own_network.is_entered() else super().network
 
     @property
     def gcs(self) -> GcsServer:

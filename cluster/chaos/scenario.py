@@ -201,6 +201,20 @@ class RayletKill(_Fault, frozen=True):
     another_after_s: Seconds = 5.0
 
 
+class OutOfMemory(_Fault, frozen=True):
+    """It may have no more memory, and the kernel kills it when it asks for more."""
+
+    process: Victim
+    count: Count = 1
+
+
+class LosePackets(_Fault, frozen=True):
+    """Of all packets on the cluster's network, whoever's they are, the kernel drops so many in a hundred."""
+
+    percent: Annotated[float, Meta(gt=0.0, le=50.0)]
+    for_s: Seconds
+
+
 class GcsKill(_Fault, frozen=True):
     """SIGKILL to Ray's GCS, which is started again later, with the state that it had."""
 
@@ -210,10 +224,11 @@ class GcsKill(_Fault, frozen=True):
 Fault = (
     Kill | Stop | Cut | BlackHole | Reset | Delay | Slow | Flip | Drain | Redeploy | Scale | LeaveStorm | Overload
     | Garbage | ForgetPrefixes | RedisKill | RedisPause | RedisFlush | RayletKill | GcsKill
+    | OutOfMemory | LosePackets
 )  # fmt: skip
 LinkFault = Cut | BlackHole | Reset | Delay | Slow | Flip
 RayFault = RayletKill | GcsKill
-SignalFault = Kill | Stop | RedisKill | RedisPause | RayletKill | GcsKill
+SignalFault = Kill | Stop | OutOfMemory | RedisKill | RedisPause | RayletKill | GcsKill
 CommandFault = Redeploy | Scale
 
 KINDS: dict[str, type[Fault]] = {
@@ -221,7 +236,7 @@ KINDS: dict[str, type[Fault]] = {
     "flip": Flip, "drain": Drain, "redeploy": Redeploy, "scale": Scale,
     "leave-storm": LeaveStorm, "overload": Overload, "garbage": Garbage, "forget-prefixes": ForgetPrefixes,
     "redis-kill": RedisKill, "redis-pause": RedisPause, "redis-flush": RedisFlush,
-    "raylet-kill": RayletKill, "gcs-kill": GcsKill,
+    "raylet-kill": RayletKill, "gcs-kill": GcsKill, "out-of-memory": OutOfMemory, "lose-packets": LosePackets,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -236,14 +251,12 @@ def aim_of(fault: Fault) -> str:
 
 
 NEEDS = {
-    "lost packets": "this needs netem or iptables, and a network namespace that is the cluster's own",
     "another clock": "one machine has one clock",
-    "a memory cgroup": "the processes of this cluster share the machine's memory",
     "a full disk": "this needs a file system that is the cluster's own",
     "Kubernetes": "there is none here",
 }
 """What a scenario may need that no cluster has which this harness knows, and why."""
-Need = Literal["lost packets", "another clock", "a memory cgroup", "a full disk", "Kubernetes"]
+Need = Literal["another clock", "a full disk", "Kubernetes"]
 
 
 class Checks(Struct, frozen=True):
@@ -343,7 +356,7 @@ def _together(scenario: Scenario) -> Iterator[Problem]:
             yield wrong(f"{place}.at.link_bytes", fault.at.link_bytes, "absent: the fault is aimed at no node")
         if isinstance(fault, RayFault) and machines == 1:
             yield wrong("cluster.machines", machines, f"at least 2 for {kind_of(fault)}")
-        if isinstance(fault, Kill | Stop):
+        if isinstance(fault, Kill | Stop | OutOfMemory):
             pool = "orchestrators" if fault.process == "orchestrator" else fault.process.removesuffix("-engine")
             there = 1 if pool == "edge" else getattr(scenario.cluster, pool)
             if fault.count > there:
@@ -355,6 +368,6 @@ def aim_node(fault: Fault) -> str | None:
     """The pool of the node on whose link `at.link_bytes` are counted; None where it is aimed at none."""
     if isinstance(fault, LinkFault | Drain):
         return fault.node
-    if isinstance(fault, Kill | Stop) and fault.process not in ("orchestrator", "edge"):
+    if isinstance(fault, Kill | Stop | OutOfMemory) and fault.process not in ("orchestrator", "edge"):
         return fault.process.removesuffix("-engine")
     return None

@@ -15,7 +15,17 @@ import psutil
 
 from cluster.chaos.cut_proxy import CutProxy
 from cluster.chaos.gcs import GcsServer
-from cluster.chaos.scenario import Cluster, CommandFault, Fault, LinkFault, RedisFlush, SignalFault, kind_of
+from cluster.chaos.own_network import LossyNetwork
+from cluster.chaos.scenario import (
+    Cluster,
+    CommandFault,
+    Fault,
+    LinkFault,
+    LosePackets,
+    RedisFlush,
+    SignalFault,
+    kind_of,
+)
 from cluster.status import ModelStatus
 from pipelines.types.frames import NodeReport
 from pronghorn.errors import Unavailable
@@ -102,7 +112,7 @@ class Site:
 
     def refusal(self, fault: Fault) -> str | None:
         """Why this fault cannot be done to this cluster; None where it can."""
-        if isinstance(fault, SignalFault | LinkFault | CommandFault | RedisFlush):
+        if isinstance(fault, SignalFault | LinkFault | LosePackets | CommandFault | RedisFlush):
             return f"{kind_of(fault)} needs a cluster that runs on this machine, and {self.url} is none"
         return None
 
@@ -136,6 +146,10 @@ class Site:
     async def add_machine(self) -> str:
         """Its address, once Ray runs there. Raises ConfigurationError where it does not come up."""
         raise Unavailable("the machines of this cluster are not ours")
+
+    @property
+    def network(self) -> LossyNetwork:
+        raise Unavailable("the network of this cluster is not its own")
 
     @property
     def gcs(self) -> GcsServer:
