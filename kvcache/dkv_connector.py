@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from kvcache import fetch_plan
 from kvcache.connector import CacheHint, HintOutcome, Landed, Located, read_hint
 from kvcache.directory import BlockDirectory
-from kvcache.fetch_plan import Rates
+from kvcache.fetch_plan import COMPUTE, BlockPrices
 from kvcache.hashing import BlockHash
 from kvcache.registry import NodeRecord
 from pronghorn.clock import Clock
@@ -26,8 +26,6 @@ from pronghorn.tasks import Owner
 
 log = logging.getLogger(__name__)
 
-COMPUTE = "compute"
-"""The name of this node's own speed among the rates, in tokens; a peer's, in bytes, is its incarnation."""
 DIRECTORY_TIMEOUT_S = 0.1
 DIRECTORY_PAUSE_S = 2.0
 """One that did not answer is not asked again for so long: an outage costs a prompt in two seconds a tenth of one."""
@@ -78,20 +76,18 @@ class DKVConnector:
         peers: Callable[[], Mapping[NodeName, NodeRecord]],
         source: BlockSource,
         directory: BlockDirectory | None,
-        rates: Rates,
-        block_bytes: int,
-        block_tokens: int,
+        prices: BlockPrices,
         clock: Clock,
         counters: Counters,
     ) -> None:
-        """`peers` gives the nodes that are registered at that moment, this one excepted."""
+        """`peers` gives the nodes that are registered at that moment, this one excepted. What comes from one is noted
+        in `prices` under its incarnation."""
         self._name = name
         self._peers = peers
         self._source = source
         self._directory = directory
-        self._rates = rates
-        self._block_bytes = block_bytes
-        self._block_tokens = block_tokens
+        self._prices = prices
+        self._rates = prices.rates
         self._clock = clock
         self._counters = counters
         self._directory_again_s = -math.inf
@@ -151,14 +147,8 @@ class DKVConnector:
         ]
 
     def _worth(self, holder: _Holder, known: int) -> bool:
-        now_s, blocks = self._clock.now_s(), holder.depth - known
-        worth = fetch_plan.worth_fetching(
-            blocks * self._block_bytes,
-            self._rates.rate(holder.record.incarnation, now_s),
-            LATENCY_S,
-            blocks * self._block_tokens,
-            self._rates.rate(COMPUTE, now_s),
-        )
+        blocks = {holder.record.incarnation: holder.depth - known}
+        worth = self._prices.cheaper_to_bring(blocks, LATENCY_S, self._clock.now_s())
         if not worth:
             self._counters.count("fetch_declined", "cheaper_to_compute")
         return worth
@@ -217,7 +207,7 @@ class DKVConnector:
     ) -> Fetched:
         blocks = segment.stop - segment.start
         tokens_per_s = self._rates.rate(COMPUTE, self._clock.now_s())
-        num_tokens = blocks * self._block_tokens
+        num_tokens = blocks * self._prices.block_tokens
         fetched = await self._source.fetch(
             holder.record,
             hashes[segment.start : segment.stop],

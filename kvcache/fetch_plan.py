@@ -4,8 +4,9 @@ Knows sizes and speeds that were measured while running; time is passed in. A sp
 too long ago, counts as good: only trying it tells, and a bad one is found out in one fetch.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 FADES_S = 30.0
 """A measurement this old says nothing any more: a link that was slow is tried again."""
@@ -48,13 +49,31 @@ class Rates:
         return found
 
 
-def worth_fetching(
-    size_bytes: int, bytes_per_s: float | None, latency_s: float, num_tokens: int, tokens_per_s: float | None
-) -> bool:
-    """Whether `num_tokens` tokens of `size_bytes` come sooner over the link than out of this node's own engine."""
-    if bytes_per_s is None or tokens_per_s is None:
-        return True
-    return latency_s + size_bytes / bytes_per_s < num_tokens / tokens_per_s
+Source = TypeVar("Source", bound=Hashable)
+
+COMPUTE = "compute"
+"""The name of this node's own engine among `Rates`, in prompt tokens a second."""
+
+
+@dataclass(frozen=True)
+class BlockPrices:
+    """What blocks of this node's layout cost, to bring and to compute, by what was measured of both."""
+
+    rates: Rates
+    block_bytes: int
+    block_tokens: int
+
+    def cheaper_to_bring(self, blocks: Mapping[Source, int], latency_s: float, now_s: float) -> bool:
+        """Than to compute: so many blocks from each source, one source after another. Yes where a speed is not known:
+        only trying it tells."""
+        tokens_per_s = self.rates.rate(COMPUTE, now_s)
+        bringing_s = latency_s
+        for source, count in blocks.items():
+            bytes_per_s = self.rates.rate(source, now_s)
+            if bytes_per_s is None or tokens_per_s is None:
+                return True
+            bringing_s += count * self.block_bytes / bytes_per_s
+        return tokens_per_s is None or bringing_s < sum(blocks.values()) * self.block_tokens / tokens_per_s
 
 
 def wait_s(num_tokens: int, tokens_per_s: float | None) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcache.connector import Landed, Located
-from kvcache.fetch_plan import Rates
+from kvcache.fetch_plan import BlockPrices
 from kvcache.hashing import BlockHash
 from kvcache.tier_order import Tier, TierOrder
 from kvcache.tier_reach import TierReach
@@ -116,13 +116,16 @@ class DiskTier:
 class TieredConnector:
     """`kvcache.connector.KVConnector` over a host tier and, where it is given one, a disk tier."""
 
-    def __init__(self, name: str, host_bytes: int, disk: DiskTier | None, counters: Counters, clock: Clock) -> None:
+    def __init__(
+        self, name: str, host_bytes: int, disk: DiskTier | None, prices: BlockPrices, counters: Counters, clock: Clock
+    ) -> None:
+        """What comes back is noted in `prices` under its tier."""
         self._host = HostTier(host_bytes)
         self._disk = disk
         self._order = TierOrder()
         self.reach = TierReach([*(("host",) if host_bytes else ()), *(("disk",) if disk is not None else ())])
         """What can be found in these tiers and in the pool, once somebody tells it what the pool has."""
-        self._rates = Rates()
+        self._prices = prices
         self._clock = clock
         self._counters = counters
         self._owner = Owner(f"{name}/tiers")
@@ -147,16 +150,23 @@ class TieredConnector:
 
     def bytes_per_s(self, tier: Tier) -> float | None:
         """How fast blocks came back from it lately; None where none did."""
-        return self._rates.rate(tier, self._clock.now_s())
+        return self._prices.rates.rate(tier, self._clock.now_s())
 
     def has(self, block_hash: BlockHash) -> bool:
         return block_hash in self._order
 
     async def lookup(self, hashes: Sequence[BlockHash], known: int, metadata: Mapping[str, Any] | None) -> Located:
-        count = known
-        while count < len(hashes) and hashes[count] in self._order:
+        found: Counter[Tier] = Counter()
+        before_disk = count = known
+        while count < len(hashes) and (tier := self._order.tier(hashes[count])) is not None:
+            found[tier] += 1
             count += 1
-        return Located(count)
+            if not found["disk"]:
+                before_disk = count
+        if not found["disk"] or self._prices.cheaper_to_bring(found, 0.0, self._clock.now_s()):
+            return Located(count)
+        self._counters.count("tier_declined", "cheaper_to_compute")
+        return Located(before_disk)
 
     # --- bringing back ------------------------------------------------------------------------------------------------
 
@@ -179,7 +189,7 @@ class TieredConnector:
                     landed += 1
                     sizes[tier] += len(destination)
                     now_s = self._clock.now_s()
-                    self._rates.note(tier, len(destination), now_s - began_s, now_s)
+                    self._prices.rates.note(tier, len(destination), now_s - began_s, now_s)
         except TimeoutError:
             self._counters.count("tier_miss", "timeout")
         self._counters.count("blocks_restored", n=landed)
@@ -351,14 +361,22 @@ class TieredConnector:
             await asyncio.to_thread(self._disk.remove)
 
 
-def local_connector(name: str, host_bytes: int, counters: Counters, clock: Clock) -> TieredConnector:
+def local_connector(
+    name: str, host_bytes: int, prices: BlockPrices, counters: Counters, clock: Clock
+) -> TieredConnector:
     """Memory alone."""
-    return TieredConnector(name, host_bytes, None, counters, clock)
+    return TieredConnector(name, host_bytes, None, prices, counters, clock)
 
 
 def tiered_connector(
-    name: str, host_bytes: int, disk_bytes: int, folder: Path, counters: Counters, clock: Clock
+    name: str,
+    host_bytes: int,
+    disk_bytes: int,
+    folder: Path,
+    prices: BlockPrices,
+    counters: Counters,
+    clock: Clock,
 ) -> TieredConnector:
     """Memory, and below `folder` a disk tier unless `disk_bytes` is 0. ConfigurationError as `DiskTier`."""
     disk = DiskTier(folder / name, disk_bytes) if disk_bytes else None
-    return TieredConnector(name, host_bytes, disk, counters, clock)
+    return TieredConnector(name, host_bytes, disk, prices, counters, clock)

@@ -12,8 +12,8 @@ from kvcache import digested_copy
 from kvcache.connector import KVConnector, NullConnector
 from kvcache.contents import CacheContents
 from kvcache.directory import BlockDirectory
-from kvcache.dkv_connector import COMPUTE, DKVConnector
-from kvcache.fetch_plan import Rates
+from kvcache.dkv_connector import DKVConnector
+from kvcache.fetch_plan import COMPUTE, BlockPrices, Rates
 from kvcache.handshake import Identity
 from kvcache.hashing import BlockHasher
 from kvcache.layered_connector import LayeredConnector
@@ -134,9 +134,7 @@ class CacheExchange:
                     peers=self.peers,
                     source=FetchClient(self._identity, self._streams, self._clock),
                     directory=self._directory,
-                    rates=self._rates,
-                    block_bytes=memory.block_bytes,
-                    block_tokens=self._config.block_tokens,
+                    prices=self._prices(memory),
                     clock=self._clock,
                     counters=self._counters,
                 )
@@ -146,12 +144,16 @@ class CacheExchange:
     def _new_tiers(self, memory: BlockMemory) -> TieredConnector:
         tier_bytes = self._told.tier_bytes(memory.num_blocks * memory.block_bytes)
         name, counters, clock = self._name, self._counters, self._clock
+        prices = self._prices(memory)
         if tier_bytes.disk:
             folder = Path(self._told.disk_offload_dir or "")
-            self._tiers = tiered_connector(name, tier_bytes.host, tier_bytes.disk, folder, counters, clock)
+            self._tiers = tiered_connector(name, tier_bytes.host, tier_bytes.disk, folder, prices, counters, clock)
         else:
-            self._tiers = local_connector(name, tier_bytes.host, counters, clock)
+            self._tiers = local_connector(name, tier_bytes.host, prices, counters, clock)
         return self._tiers
+
+    def _prices(self, memory: BlockMemory) -> BlockPrices:
+        return BlockPrices(self._rates, memory.block_bytes, self._config.block_tokens)
 
     # --- tiers of its own ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from kvcache import tiers
 from kvcache.connector import KVConnector, NullConnector
 from kvcache.dkv_connector import DKVConnector, Fetched
-from kvcache.fetch_plan import Rates
+from kvcache.fetch_plan import COMPUTE, FADES_S, BlockPrices, Rates
 from kvcache.hashing import BlockHash
 from kvcache.layered_connector import LayeredConnector
 from kvcache.tiers import TieredConnector, local_connector, tiered_connector
@@ -36,15 +36,17 @@ class OnePeer:
         return Fetched(len(known), len(known) * SIZE, 0.01)
 
 
+def prices() -> BlockPrices:
+    return BlockPrices(Rates(), SIZE, 16)
+
+
 def dkv(counters: Counters) -> DKVConnector:
     return DKVConnector(
         name=NodeName("us"),
         peers=lambda: {RECORD.name: RECORD},
         source=OnePeer(),
         directory=None,
-        rates=Rates(),
-        block_bytes=SIZE,
-        block_tokens=16,
+        prices=prices(),
         clock=ManualClock(),
         counters=counters,
     )
@@ -55,14 +57,16 @@ async def made(request: pytest.FixtureRequest, tmp_path: Path):
     counters = Counters()
     connector: KVConnector = {
         "null": lambda: NullConnector(counters),
-        "local": lambda: local_connector("n", 100 * SIZE, counters, ManualClock()),
-        "tiered": lambda: tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters, ManualClock()),
+        "local": lambda: local_connector("n", 100 * SIZE, prices(), counters, ManualClock()),
+        "tiered": lambda: tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, prices(), counters, ManualClock()),
         "dkv": lambda: dkv(counters),
         "dkv over local": lambda: LayeredConnector(
-            local_connector("n", 100 * SIZE, counters, ManualClock()), dkv(counters), ManualClock()
+            local_connector("n", 100 * SIZE, prices(), counters, ManualClock()), dkv(counters), ManualClock()
         ),
         "dkv over tiered": lambda: LayeredConnector(
-            tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, counters, ManualClock()), dkv(counters), ManualClock()
+            tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, prices(), counters, ManualClock()),
+            dkv(counters),
+            ManualClock(),
         ),
     }[request.param]()
     yield connector
@@ -140,7 +144,7 @@ async def restore(connector: TieredConnector, count: int) -> int:
 @pytest.mark.conformance(40)
 async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk(tmp_path: Path) -> None:
     counters = Counters()
-    connector = tiered_connector("n", 2 * SIZE, 3 * SIZE, tmp_path, counters, ManualClock())
+    connector = tiered_connector("n", 2 * SIZE, 3 * SIZE, tmp_path, prices(), counters, ManualClock())
     await filled(connector)
     assert connector.disk is not None
     assert (connector.host.size_bytes, connector.disk.size_bytes) == (2 * SIZE, 2 * SIZE)
@@ -153,7 +157,7 @@ async def test_budgets_are_kept_and_what_memory_cannot_hold_comes_back_from_disk
 
 
 async def test_a_disk_budget_of_nothing_is_no_disk_tier(tmp_path: Path) -> None:
-    connector = tiered_connector("n", 2 * SIZE, 0, tmp_path, Counters(), ManualClock())
+    connector = tiered_connector("n", 2 * SIZE, 0, tmp_path, prices(), Counters(), ManualClock())
     await filled(connector)
     assert connector.disk is None and not files(tmp_path)
     assert len(connector.host) == 2
@@ -161,7 +165,7 @@ async def test_a_disk_budget_of_nothing_is_no_disk_tier(tmp_path: Path) -> None:
 
 
 async def test_a_host_budget_of_nothing_leaves_the_disk(tmp_path: Path) -> None:
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters(), ManualClock())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, prices(), Counters(), ManualClock())
     await filled(connector)
     assert len(connector.host) == 0 and await restore(connector, 4) == 4
     await connector.close()
@@ -174,7 +178,7 @@ async def test_what_memory_gives_up_as_the_writer_ends_is_written_too(
         return write(*args)
 
     monkeypatch.setattr(asyncio, "to_thread", at_once)
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters(), ManualClock())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, prices(), Counters(), ManualClock())
     connector.offload(None, HASHES[:1], [memoryview(block(0))])
     await asyncio.sleep(0)  # the writer has run to its end, and nobody has been told of that yet
     connector.offload(HASHES[0], HASHES[1:2], [memoryview(block(1))])
@@ -192,7 +196,7 @@ async def test_a_file_that_could_not_be_written_whole_does_not_stay(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", half)
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, Counters(), ManualClock())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, prices(), Counters(), ManualClock())
     await filled(connector)
     assert not files(tmp_path)
     await connector.close()
@@ -201,7 +205,7 @@ async def test_a_file_that_could_not_be_written_whole_does_not_stay(
 @pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
 async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, harm: str) -> None:
     counters = Counters()
-    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, counters, ManualClock())
+    connector = tiered_connector("n", 0, 100 * SIZE, tmp_path, prices(), counters, ManualClock())
     await filled(connector)
     path = tmp_path / "n" / HASHES[1].hex()
     match harm:
@@ -221,7 +225,7 @@ async def test_what_the_disk_has_harmed_is_a_miss_and_counted(tmp_path: Path, ha
 async def test_a_chain_loses_its_end_first_and_a_newer_one_takes_the_place_of_the_older(
     tmp_path: Path, host: int, disk: int
 ) -> None:
-    connector = tiered_connector("n", host * SIZE, disk * SIZE, tmp_path, Counters(), ManualClock())
+    connector = tiered_connector("n", host * SIZE, disk * SIZE, tmp_path, prices(), Counters(), ManualClock())
     old = [BlockHash(bytes([50 + n]) * 32) for n in range(3)]
     assert connector.offload(None, old, [memoryview(block(n)) for n in range(3)]) == 3
     kept = []
@@ -240,7 +244,7 @@ async def test_memory_that_cannot_be_written_to_disk_as_fast_as_it_fills_takes_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "MAX_UNWRITTEN", 2)
-    connector = tiered_connector("n", SIZE, 100 * SIZE, tmp_path, Counters(), ManualClock())
+    connector = tiered_connector("n", SIZE, 100 * SIZE, tmp_path, prices(), Counters(), ManualClock())
     assert connector.offload(None, HASHES, [memoryview(block(n)) for n in range(6)]) == 3
     assert await restore(connector, 6) == 3  # from memory, those that are on their way as well
     await written(connector)
@@ -248,8 +252,24 @@ async def test_memory_that_cannot_be_written_to_disk_as_fast_as_it_fills_takes_n
     await connector.close()
 
 
+async def test_what_lies_on_a_disk_slower_than_the_engine_is_computed_and_tried_again_later(tmp_path: Path) -> None:
+    clock, counters, known = ManualClock(), Counters(), prices()
+    connector = tiered_connector("n", 2 * SIZE, 100 * SIZE, tmp_path, known, counters, clock)
+    connector.offload(None, HASHES[:4], [memoryview(block(n)) for n in range(4)])
+    assert (await connector.lookup(HASHES, 0, None)).blocks == 4  # nothing is known of either
+    known.rates.note(COMPUTE, 16.0, 0.001, clock.now_s())
+    known.rates.note("host", SIZE, 0.0001, clock.now_s())
+    known.rates.note("disk", SIZE, 0.003, clock.now_s())
+    located = await connector.lookup(HASHES, 0, None)
+    assert located.blocks == 2 and counters.value("tier_declined", "cheaper_to_compute") == 1
+    assert (await connector.lookup(HASHES, 2, None)).blocks == 2
+    clock.advance(FADES_S + 1.0)
+    assert (await connector.lookup(HASHES, 0, None)).blocks == 4
+    await connector.close()
+
+
 async def test_what_is_touched_stays_longer() -> None:
-    connector = local_connector("n", 2 * SIZE, Counters(), ManualClock())
+    connector = local_connector("n", 2 * SIZE, prices(), Counters(), ManualClock())
     connector.offload(None, HASHES[:2], [memoryview(block(n)) for n in (0, 1)])
     connector.touch(HASHES[:1])
     connector.offload(None, HASHES[2:3], [memoryview(block(2))])

@@ -56,5 +56,4 @@ async def test_requests_and_pools_outlive_it_that_calls_of_ray_fail(site: LocalS
     assert set(outcome.requests) == {Verdict.ANSWERED}
     logs = [log.read_text(errors="replace") for log in site.temp_dir.glob("r/session_*/logs/*") if log.is_file()]
     failed = {call: sum(log.count(f"failure for {call}") for log in logs) for call in FAILING}
-    print(f"injected, as Ray's logs say: {failed}")
-    assert sum(failed.values()) > 0
+    assert failed["CoreWorkerService.grpc_client.PushTask"] > 0, failed

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvcache import dkv_connector
-from kvcache.dkv_connector import COMPUTE, DIRECTORY_PAUSE_S, DKVConnector, Fetched
-from kvcache.fetch_plan import Rates
+from kvcache.dkv_connector import DIRECTORY_PAUSE_S, DKVConnector, Fetched
+from kvcache.fetch_plan import COMPUTE, BlockPrices, Rates
 from kvcache.hashing import BlockHash
 from kvcache.memory_directory import MemoryDirectory
 from kvcache.registry import NodeRecord
@@ -67,9 +67,7 @@ class Play:
             peers=lambda: {r.name: r for r in map(record, "abc")},
             source=self.source,
             directory=directory,
-            rates=self.rates,
-            block_bytes=100,
-            block_tokens=16,
+            prices=BlockPrices(self.rates, 100, 16),
             clock=self.clock,
             counters=self.counters,
         )

@@ -3,14 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache.fetch_plan import (
+    COMPUTE,
     FADES_S,
     MIN_SEGMENT_BLOCKS,
+    BlockPrices,
     Rates,
     Segment,
     patience_s,
     segments,
     wait_s,
-    worth_fetching,
 )
 
 
@@ -32,11 +33,25 @@ def test_an_old_measurement_says_nothing_any_more() -> None:
 
 
 @pytest.mark.field("LMCache#1640")
-def test_blocks_are_fetched_where_the_link_beats_the_engine_or_nothing_is_known() -> None:
-    assert worth_fetching(1000, None, 0.0, 16, 10.0)
-    assert worth_fetching(1000, 10.0, 0.0, 16, None)
-    assert worth_fetching(1000, 1000.0, 0.1, 16, 10.0)  # 1.1 s against 1.6 s
-    assert not worth_fetching(1000, 1000.0, 0.7, 16, 10.0)
+def test_blocks_are_brought_where_the_link_beats_the_engine_or_nothing_is_known() -> None:
+    rates = Rates()
+    prices = BlockPrices(rates, block_bytes=1000, block_tokens=16)
+    assert prices.cheaper_to_bring({"peer": 1}, 5.0, 0.0)
+    rates.note(COMPUTE, 10.0, 1.0, 0.0)  # 1.6 s a block
+    assert prices.cheaper_to_bring({"peer": 1}, 5.0, 0.0)
+    rates.note("peer", 1000.0, 1.0, 0.0)
+    assert prices.cheaper_to_bring({"peer": 1}, 0.5, 0.0)
+    assert not prices.cheaper_to_bring({"peer": 1}, 0.7, 0.0)
+
+
+def test_what_comes_from_several_sources_takes_as_long_as_all_of_them_together() -> None:
+    rates = Rates()
+    prices = BlockPrices(rates, block_bytes=1000, block_tokens=16)
+    rates.note(COMPUTE, 10.0, 1.0, 0.0)
+    rates.note("host", 1e6, 1.0, 0.0)
+    rates.note("disk", 500.0, 1.0, 0.0)  # 2 s a block
+    assert prices.cheaper_to_bring({"host": 2, "disk": 1}, 0.0, 0.0)
+    assert not prices.cheaper_to_bring({"disk": 1}, 0.0, 0.0)
 
 
 def test_waiting_is_bounded_by_what_computing_would_take() -> None:

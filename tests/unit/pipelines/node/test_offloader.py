@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvcache.contents import CacheContents
+from kvcache.fetch_plan import BlockPrices, Rates
 from kvcache.hashing import BlockHash
 from kvcache.journal import CacheChange, Removed, RunStored
 from kvcache.memory import BlockMemory
@@ -33,7 +34,7 @@ class Play:
         self.leased: list[list[BlockHash]] = []
         self.refuses = False
         self.contents = CacheContents()
-        self.tiers = local_connector("n", room * SIZE, self.counters, ManualClock())
+        self.tiers = local_connector("n", room * SIZE, BlockPrices(Rates(), SIZE, 16), self.counters, ManualClock())
         self.offloader = Offloader(self.tiers, self.contents, self, self.memory, self.counters)  # type: ignore[arg-type]  # holds
         self.owner = Owner("test")
         self.task = self.owner.start(self.offloader.run(), "offload")
