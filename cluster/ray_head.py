@@ -54,6 +54,7 @@ def environment(
         "RAY_health_check_timeout_ms": "10000",
         "RAY_health_check_failure_threshold": "3",
         "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{START_TIMEOUT_S:.0f}",
+        "RAY_gcs_server_port_wait_time_s": f"{START_TIMEOUT_S:.0f}",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
         # How long a leaving ingress replica is kept for load balancers that have not heard; 30 s by default.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
