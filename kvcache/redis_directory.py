@@ -21,8 +21,10 @@ be applied twice without harm, since the client retries. A string for each block
 what was measured (2,600 prefixes of 256 blocks a second); scripts of 256 blocks the fastest to write.
 """
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from struct import iter_unpack
 from typing import Any
 
@@ -39,6 +41,9 @@ BYTES_PER_ENTRY = 200
 """Redis memory of one (block, life) pair, by measurement of a row (104) and a member of a set, rounded up."""
 BATCH = 256
 COLLECTED_AT_ONCE = 4 * BATCH
+AT_ONCE = 2
+"""Questions of one process, one of which may be its own changes. Each takes a connection that stays open, and a burst of
+prompts would ask one each."""
 
 # KEYS[1]: prefix. `strike` makes a number count no more.
 _COMMON = """
@@ -202,6 +207,7 @@ class RedisDirectory:
         """As last read; a number never comes to stand for another life."""
         self._said: dict[Incarnation, int] = {}
         """Of each life that writes through this: the number of its last change that the server has."""
+        self._at_once = asyncio.Semaphore(AT_ONCE)
         scripts = (_OPEN, _STORED, _REMOVED, _REFRESH, _LEAVE, _COLLECT)
         registered = (self._redis.register_script(script) for script in scripts)
         self._open, self._stored, self._removed, self._refresh, self._leave, self._collect = registered
@@ -240,20 +246,20 @@ class RedisDirectory:
     async def _clear(self) -> None:
         cleared = 0
         while cleared < COLLECTED_AT_ONCE:
-            count = await self._ask(self._collect(keys=[self._prefix], args=[BATCH]))
+            count = await self._ask(lambda: self._collect(keys=[self._prefix], args=[BATCH]))
             cleared += count
             if count == 0:
                 break
 
     async def leave(self, name: NodeName, incarnation: Incarnation) -> None:
-        await self._ask(self._leave(keys=[self._prefix], args=[name, incarnation, 0]))
+        await self._ask(lambda: self._leave(keys=[self._prefix], args=[name, incarnation, 0]))
         self._said.pop(incarnation, None)
 
     async def depths(self, hashes: Sequence[BlockHash]) -> dict[Incarnation, int]:
         depth: dict[int, int] = {}
         for start in range(0, len(hashes), BATCH):
             keys = [self._prefix.encode() + b"row:" + h[:KEY_BYTES] for h in hashes[start : start + BATCH]]
-            if not _follow(depth, start, await self._ask(self._redis.mget(keys))):
+            if not _follow(depth, start, await self._ask(partial(self._redis.mget, keys))):
                 break
         if not depth.keys() <= self._lives.keys():
             await self._read_lives()
@@ -264,21 +270,20 @@ class RedisDirectory:
         for number, incarnation in list(self._lives.items()):
             cursor = -1
             while cursor:
-                cursor, keys = await self._ask(
-                    self._redis.sscan(f"{self._prefix}of:{number}", max(0, cursor), count=BATCH)
-                )
+                scan = partial(self._redis.sscan, f"{self._prefix}of:{number}", max(0, cursor), count=BATCH)
+                cursor, keys = await self._ask(scan)
                 if keys:
                     yield incarnation, list(keys)
 
     async def entries(self) -> int:
         """How many (block, life) pairs it has, those of lives that count no more and are yet to be cleared included."""
-        return int(await self._ask(self._redis.get(f"{self._prefix}entries")) or 0)
+        return int(await self._ask(lambda: self._redis.get(f"{self._prefix}entries")) or 0)
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     async def _read_lives(self) -> None:
-        found = await self._ask(self._redis.hgetall(f"{self._prefix}lives"))
+        found = await self._ask(lambda: self._redis.hgetall(f"{self._prefix}lives"))
         lives = {int(number): msgspec.json.decode(life) for number, life in found.items()}
         self._lives = {number: Incarnation(life["incarnation"]) for number, life in lives.items()}
 
@@ -292,16 +297,17 @@ class RedisDirectory:
         return await self._run(script, name, incarnation, [name, incarnation, said, *args])
 
     async def _run(self, script: Any, name: NodeName, incarnation: Incarnation, args: list[Any]) -> int:
-        count, holder = await self._ask(script(keys=[self._prefix], args=args))
+        count, holder = await self._ask(lambda: script(keys=[self._prefix], args=args))
         if count == -1:
             raise unknown(name, incarnation)
         if count == -2:
             raise superseded(name, incarnation, holder.decode())
         return int(count)
 
-    async def _ask(self, answer: Awaitable[Any]) -> Any:
+    async def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            found = await answer
+            async with self._at_once:
+                found = await question()
         except (RedisError, OSError) as error:
             honour_cancellation()
             raise Unavailable(f"the directory of blocks in Redis does not answer: {error}") from error

@@ -14,7 +14,7 @@ from kvcache.directory import BlockDirectory
 from kvcache.hashing import BlockHash
 from kvcache.journal import AllRemoved, RunStored
 from kvcache.memory_directory import MemoryDirectory
-from kvcache.redis_directory import BYTES_PER_ENTRY, RedisDirectory
+from kvcache.redis_directory import AT_ONCE, BYTES_PER_ENTRY, RedisDirectory
 from pipelines.node.directory_publisher import DirectoryPublisher
 from pronghorn.clock import SystemClock
 from pronghorn.counters import Counters
@@ -257,3 +257,14 @@ async def test_a_directory_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         await found.depths(HASHES)
     await found.close()
+
+
+async def test_a_burst_of_questions_leaves_few_connections(server: ValkeyServer) -> None:
+    """Each that was ever opened stays, in every process of the cluster."""
+    watching = Redis.from_url(server.url, decode_responses=True)
+    before = len(await watching.client_list())
+    found = RedisDirectory(server.url, uuid.uuid4().hex, ROOM * BYTES_PER_ENTRY)
+    await asyncio.gather(*(found.depths(HASHES) for _ in range(200)))
+    assert len(await watching.client_list()) - before <= AT_ONCE
+    await found.close()
+    await watching.aclose()
