@@ -1,16 +1,17 @@
 """Four times what a cluster can do, for minutes: `python -m bench.overload [--seconds 180] [--json FILE]`.
 
 A cluster of one prefill and one decode node on this machine. First its capacity is measured by clients that always ask
-again; then the urgent requests of what follows are asked alone, one after another; then four times as many requests a
-second as it could end are sent, at random moments, whatever becomes of those before, some of them urgent; at last one
-client asks one thing after another, and how long it takes until that is as fast as it was alone is the way back.
+again. Then four times as many requests a second as it could end are drawn, with random moments, some of them urgent:
+first the urgent ones alone are sent at theirs, then all are, whatever becomes of those before. At last one client asks
+one thing after another, and how long it takes until that is as fast as the urgent ones alone were is the way back.
 
     goodput     tokens a second of requests that were answered whole: of the prompt, counted with the first of the
                 answer, and of the answer, each when it came
     first token of a request that was let in, from when it was sent
 
-The urgent requests have the same lengths in the same order alone and among the others, and every prompt is new. This
-process asks and measures, none of the cluster's does; what it takes of the processor is printed beside what they take.
+The urgent requests have the same lengths at the same moments alone and among the others, so that they meet each other
+alike; and every prompt is new. This process asks and measures, none of the cluster's does; what it takes of the
+processor is printed beside what they take.
 """
 
 import argparse
@@ -24,7 +25,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
 import aiohttp
 import httpx
@@ -52,8 +52,6 @@ CLIENTS = 16
 """Of the measure of capacity: more than its nodes have room for without a queue."""
 AGAIN_S = 1.0
 """After which a client of that measure that was refused asks again: at once it would be a load of its own."""
-ALONE_S = 60.0
-"""At most; fewer urgent requests are compared where this is over before."""
 TIMES = 4.0
 WINDOW_S = 10.0
 BACK_S = 30.0
@@ -145,17 +143,22 @@ async def closed(client: Client, asking: Iterator[Asked], clients: int, for_s: f
     return heard
 
 
-async def offered(client: Client, asking: Iterator[Asked], urgent: Iterator[Asked], per_s: float, for_s: float,
-                  seed: int) -> list[Heard]:  # fmt: skip
-    """At random moments, so many a second, whatever becomes of those before."""
-    rng = random.Random(seed)
-    began_s = at_s = time.monotonic()
+def schedule(per_s: float, for_s: float, urgent_share: float, seed: int) -> list[tuple[float, Asked]]:
+    """At random moments, so many a second: seconds from the beginning, and what is asked."""
+    rng, asking, at_s = random.Random(seed), lengths(random.Random(seed + 1), urgent_share), 0.0
+    found = []
+    while (at_s := at_s + rng.expovariate(per_s)) < for_s:
+        found.append((at_s, next(asking)))
+    return found
+
+
+async def offered(client: Client, scheduled: list[tuple[float, Asked]]) -> list[Heard]:
+    """Each at its moment, whatever becomes of those before."""
+    began_s = time.monotonic()
     tasks = []
     async with asyncio.TaskGroup() as group:
-        while (at_s := at_s + rng.expovariate(per_s)) < began_s + for_s:
-            asked = next(asking)
-            asked = next(urgent) if asked.urgent else asked
-            await asyncio.sleep(max(0.0, at_s - time.monotonic()))
+        for at_s, asked in scheduled:
+            await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
             tasks.append(group.create_task(client.ask(asked)))
     return [task.result() for task in tasks]
 
@@ -268,21 +271,16 @@ async def measure(site: LocalSite, seconds: float, urgent_share: float, seed: in
 
         if not per_s:
             sys.exit(f"nothing was answered: {dict(Counter(f'{h.status} {h.why}' for h in full))}")
-        expected = round(TIMES * per_s * seconds * urgent_share)
-        drawn = islice(lengths(random.Random(seed + 2), 0.0), 2 * expected + 10)
-        urgent_lengths = [Asked(asked.prompt_tokens, asked.new_tokens, urgent=True) for asked in drawn]
-        alone: list[Heard] = []
-        until_s = time.monotonic() + ALONE_S
-        for asked in urgent_lengths[:expected]:
-            alone.append(await client.ask(asked))
-            if time.monotonic() > until_s:
-                break
-        print(f"capacity {capacity:.1f} tokens/s, {per_s:.2f} requests/s; {len(alone)} urgent alone", file=sys.stderr)
+        scheduled = schedule(TIMES * per_s, seconds, urgent_share, seed + 2)
+        of_urgent = [each for each in scheduled if each[1].urgent]
+        print(f"capacity {capacity:.1f} tokens/s, {per_s:.2f} requests/s; {len(of_urgent)} urgent", file=sys.stderr)
+        if not of_urgent:
+            sys.exit(f"none of {len(scheduled)} requests is urgent: ask for more seconds, or a larger --urgent")
+        alone = await offered(client, of_urgent)
 
         from_s, used_s = time.monotonic(), sum(own.cpu_times()[:2])
         cluster_s = _cpu_s(site)
-        over = await offered(client, lengths(random.Random(seed + 3), urgent_share), iter(urgent_lengths),
-                             TIMES * per_s, seconds, seed)  # fmt: skip
+        over = await offered(client, scheduled)
         to_s = from_s + seconds
         drained_s = time.monotonic() - to_s
         share = (sum(own.cpu_times()[:2]) - used_s) / (time.monotonic() - from_s)
@@ -298,7 +296,7 @@ async def measure(site: LocalSite, seconds: float, urgent_share: float, seed: in
 
     windows = goodput(over, from_s, to_s, WINDOW_S)
     urgent = [h for h in over if h.asked.urgent]
-    first_urgent = quantiles([h.first_s for h in urgent[: len(alone)] if h.whole])
+    first_urgent = quantiles([h.first_s for h in urgent if h.whole])
     others = [h.first_s for h in over if h.whole and not h.asked.urgent]
     refused = Counter(f"{h.status} {h.why}" for h in over if not h.whole)
     usable = [n for at_s, n in watched.usable if at_s >= from_s]
