@@ -238,12 +238,14 @@ class Injector:
         )
         return fired
 
-    async def _see(self, fired: Fired, process: psutil.Process, wanted: str, what: str) -> None:
+    async def _see(
+        self, fired: Fired, process: psutil.Process, wanted: str, what: str, within_s: float = SEEN_S
+    ) -> None:
         """Returns when the operating system says that it is so, or that there is no such process."""
         began_s = time.monotonic()
         while (state := _state(process)) not in (wanted, "gone"):
-            if time.monotonic() - began_s > SEEN_S:
-                raise Unavailable(f"pid {process.pid} is {state} {SEEN_S:g} s after {what}")
+            if time.monotonic() - began_s > within_s:
+                raise Unavailable(f"pid {process.pid} is {state} {within_s:g} s after {what}")
             await asyncio.sleep(POLL_S)
         fired.seen_after_s = time.monotonic() - began_s
         fired.seen = f"{what} to pid {process.pid}, which was {state} after {fired.seen_after_s:.3f} s"
@@ -272,7 +274,7 @@ class Injector:
         try:
             cgroup.take(process.pid)
             fired = self._proof(fault, one, "", pid=process.pid)
-            await self._see(fired, process, psutil.STATUS_ZOMBIE, "no more memory")
+            await self._see(fired, process, psutil.STATUS_ZOMBIE, "no more memory", AIM_S)
             if cgroup.kills() == 0:
                 self.fired.remove(fired)
                 raise Unavailable(f"pid {process.pid} ended, and the kernel did not kill it for its memory")

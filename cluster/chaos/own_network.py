@@ -51,18 +51,20 @@ class LossyNetwork:
         """Of all packets that arrive, until `heal`. Raises Unavailable."""
         parts = round(percent * PARTS / 100)
         rule = f"meta iifname lo numgen random mod {PARTS} < {parts} counter drop"
-        _nft(f"table {TABLE} {{\nchain arriving {{\ntype filter hook input priority 0\n{rule}\n}}\n}}\n")
+        _nft(
+            "-f", "-", text=f"table {TABLE} {{\nchain arriving {{\ntype filter hook input priority 0\n{rule}\n}}\n}}\n"
+        )
 
     def heal(self) -> int:
         """Returns how many packets were lost. Raises Unavailable."""
-        told = json.loads(_nft(f"list table {TABLE}\n"))
-        _nft(f"delete table {TABLE}\n")
+        told = json.loads(_nft("-j", "list", "table", *TABLE.split()))
+        _nft("delete", "table", *TABLE.split())
         parts = (part for item in told["nftables"] for part in item.get("rule", {}).get("expr", []))
         return sum(part["counter"]["packets"] for part in parts if "counter" in part)
 
 
-def _nft(text: str) -> str:
-    done = subprocess.run(["nft", "-j", "-f", "-"], input=text, capture_output=True, text=True, check=False)
+def _nft(*arguments: str, text: str = "") -> str:
+    done = subprocess.run(["nft", *arguments], input=text, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Unavailable(f"nft refuses: {done.stderr.strip()}")
     return done.stdout
