@@ -42,8 +42,8 @@ BYTES_PER_ENTRY = 200
 BATCH = 256
 COLLECTED_AT_ONCE = 4 * BATCH
 AT_ONCE = 2
-"""Questions of one process, one of which may be its own changes. Each takes a connection that stays open, and a burst of
-prompts would ask one each."""
+"""Questions of one process, one of which may be its own changes. Each takes a connection that stays open, and a burst
+of prompts would ask one each."""
 
 # KEYS[1]: prefix. `strike` makes a number count no more.
 _COMMON = """

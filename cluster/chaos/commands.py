@@ -15,11 +15,11 @@ import typer
 from rich.console import Console
 
 from cluster import config, model, signals
-from cluster.chaos import own_network, report
+from cluster.chaos import namespaces, report
 from cluster.chaos.local_site import local_site
 from cluster.chaos.own_cluster import own_cluster
 from cluster.chaos.runner import Outcome, Runner
-from cluster.chaos.scenario import Cluster, LosePackets, Scenario, aim_of, kind_of, read
+from cluster.chaos.scenario import Cluster, NamespaceFault, Scenario, aim_of, kind_of, read
 from cluster.chaos.site import Site
 from cluster.chaos.soak import Soak, Soaked
 from cluster.config_problems import nearest
@@ -65,9 +65,9 @@ def run(
     chosen = [*(library() if all_of_them else []), *(find(name) for name in scenarios or [])]
     if not chosen:
         raise ConfigurationError("say which scenario, or --all; `pronghorn chaos list` names them")
-    if target is None and wants_own_network(chosen):
+    if target is None and wants_namespaces(chosen):
         model.find(None, config.cache_dir(config.environment()), lambda _: None)  # in there nothing can be fetched
-        own_network.enter(sys.argv[1:])
+        namespaces.enter(sys.argv[1:])
     outcomes: list[Outcome] = []
     try:
         to_its_end(_run(chosen, target, _seed(seed), timelines, outcomes))
@@ -96,10 +96,10 @@ def soak(
     raise typer.Exit(1 if soaked.failures else 0)
 
 
-def wants_own_network(chosen: list[Scenario]) -> bool:
+def wants_namespaces(chosen: list[Scenario]) -> bool:
     """Whether it must be entered, and can be."""
-    loses = any(isinstance(fault, LosePackets) for scenario in chosen for fault in scenario.faults)
-    return loses and not own_network.is_entered() and own_network.why_not() is None
+    needed = any(isinstance(fault, NamespaceFault) for scenario in chosen for fault in scenario.faults)
+    return needed and not namespaces.is_entered() and namespaces.why_not() is None
 
 
 async def _soak(target: str | None, minutes: float, every_s: float, seed: int) -> Soaked:
@@ -110,7 +110,7 @@ async def _soak(target: str | None, minutes: float, every_s: float, seed: int) -
 async def _run(
     chosen: list[Scenario], target: str | None, seed: int, timelines: Path | None, outcomes: list[Outcome]
 ) -> None:
-    for together in by_cluster(chosen) if target is None else [chosen]:
+    for together in by_cluster(chosen, namespaces.is_entered()) if target is None else [chosen]:
         await _run_together(together, target, seed, timelines, outcomes)
 
 
@@ -189,11 +189,14 @@ def find(name: str) -> Scenario:
     return known[name]
 
 
-def by_cluster(chosen: list[Scenario]) -> list[list[Scenario]]:
-    """Those that can share a cluster of ours: links are cut on one machine, and several are another Ray."""
-    several = [scenario for scenario in chosen if scenario.cluster.machines > 1]
-    alone = [scenario for scenario in chosen if scenario.cluster.machines == 1]
-    return [together for together in (alone, several) if together]
+def by_cluster(chosen: list[Scenario], disks_granted: bool = True) -> list[list[Scenario]]:
+    """Those that can share a cluster of ours: links are cut on one machine, several are another Ray, and a disk takes
+    time from whoever does not ask for one."""
+    groups: dict[tuple[bool, bool], list[Scenario]] = {}
+    for scenario in chosen:
+        several, on_disk = scenario.cluster.machines > 1, disks_granted and scenario.cluster.disks > 0
+        groups.setdefault((several, on_disk), []).append(scenario)
+    return [groups[key] for key in sorted(groups)]
 
 
 def largest(chosen: list[Scenario]) -> Cluster:

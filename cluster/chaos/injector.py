@@ -30,6 +30,7 @@ from cluster.chaos.scenario import (
     Delay,
     Drain,
     Fault,
+    FillDisk,
     Flip,
     ForgetPrefixes,
     Garbage,
@@ -163,6 +164,8 @@ class Injector:
                 await self._kill_for_memory(fault, victim)
             case LosePackets():
                 await self._lose_packets(fault)
+            case FillDisk():
+                await self._fill_disk(fault)
             case RayletKill():
                 await self._kill_raylet(fault)
             case GcsKill():
@@ -295,6 +298,26 @@ class Injector:
         if lost == 0:
             self.fired.remove(fired)
             raise Unavailable("no packet was lost")
+
+    async def _fill_disk(self, fault: FillDisk) -> None:
+        disk, before = self._site.disk, await self._failed_writes()
+        size_bytes = await asyncio.to_thread(disk.fill)
+        fired = self._proof(fault, "every node", "")
+        try:
+            await asyncio.sleep(fault.for_s)
+        finally:
+            disk.free()
+            fired.ended_s = self._recorder.since_s()
+        failed = await self._failed_writes() - before
+        fired.seen = (
+            f"{size_bytes} bytes filled it for {fired.lasted_s:.1f} s, and {failed} blocks could not be written"
+        )
+        if failed == 0:
+            self.fired.remove(fired)
+            raise Unavailable("no node wanted to write a block meanwhile")
+
+    async def _failed_writes(self) -> int:
+        return sum(node.counters.get("tier_write_failed", 0) for node in (await self._site.status()).nodes)
 
     # --- Ray ---
 

@@ -14,18 +14,18 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from cluster import processes, verify_ledger
-from cluster.chaos import memory_cgroup, own_network
+from cluster.chaos import memory_cgroup, namespaces
 from cluster.chaos.command_line import pronghorn
 from cluster.chaos.cut_proxy import CutProxy
 from cluster.chaos.gcs import GcsServer
 from cluster.chaos.links import Links
 from cluster.chaos.machines import RayCluster
-from cluster.chaos.own_network import LossyNetwork
+from cluster.chaos.namespaces import LossyNetwork, SmallDisk, disk_folder
 from cluster.chaos.scenario import (
     Cluster,
     Fault,
     LinkFault,
-    LosePackets,
+    NamespaceFault,
     OutOfMemory,
     RayFault,
     RedisFlush,
@@ -87,8 +87,8 @@ class LocalSite(Site):
             return f"{kind_of(fault)} needs a Ray cluster of machines of ours: leave out --target"
         if isinstance(fault, OutOfMemory) and (refused := memory_cgroup.why_not()):
             return f"{kind_of(fault)}: {refused}"
-        if isinstance(fault, LosePackets) and not own_network.is_entered():
-            return f"{kind_of(fault)}: {own_network.why_not() or 'leave out --target'}"
+        if isinstance(fault, NamespaceFault) and not namespaces.is_entered():
+            return f"{kind_of(fault)}: {namespaces.why_not() or 'leave out --target'}"
         needs_server = isinstance(fault, RedisKill | RedisPause)
         if needs_server and self._redis_server() is None:
             return f"{kind_of(fault)} needs a Redis that the cluster started by itself"
@@ -99,7 +99,8 @@ class LocalSite(Site):
     async def size(self) -> Cluster:
         there = len(await self._registry.orchestrators.list())
         machines = 1 if self._ray is None else len(await asyncio.to_thread(self._ray.addresses))
-        return msgspec.structs.replace(await super().size(), orchestrators=there, machines=machines)
+        disks = 1 if self._run.config.service.node_settings.get("disk_offload_dir") else 0
+        return msgspec.structs.replace(await super().size(), orchestrators=there, machines=machines, disks=disks)
 
     async def processes(self, role: str) -> list[Process]:
         if role == "orchestrator":
@@ -174,7 +175,11 @@ class LocalSite(Site):
 
     @property
     def network(self) -> LossyNetwork:
-        return LossyNetwork() if own_network.is_entered() else super().network
+        return LossyNetwork() if namespaces.is_entered() else super().network
+
+    @property
+    def disk(self) -> SmallDisk:
+        return SmallDisk(disk_folder()) if namespaces.is_entered() else super().disk
 
     @property
     def gcs(self) -> GcsServer:

@@ -13,10 +13,12 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from cluster import config
+from cluster.chaos import namespaces
 from cluster.chaos.command_line import pronghorn
 from cluster.chaos.links import ADVERTISED, Links
 from cluster.chaos.local_site import LocalSite
 from cluster.chaos.machines import RayCluster, machines
+from cluster.chaos.namespaces import DISK_BYTES, disk_folder
 from cluster.chaos.scenario import Cluster
 from cluster.redis_server import RedisServer
 from cluster.run_folder import RunFolder
@@ -48,7 +50,7 @@ async def own_cluster(
     folder = RunFolder(root, name)
     pools = (f"--prefill={size.prefill}", f"--decode={size.decode}", f"--orchestrators={size.orchestrators}")
     say(f"starting {name} on {size.machines} machines: {' '.join(pools)}")
-    fixed = (*pools, *OPTIONS, *more)
+    fixed = (*pools, *OPTIONS, *(_on_disk() if size.disks else ()), *more)
     if size.machines > 1:
         with _several(name, size.machines, settings or {}) as ray:
             placed = (f"--address={ray.address}", *(f"--option={option}" for option in OF_SEVERAL))
@@ -90,6 +92,14 @@ async def started(
     finally:
         say(f"ending {folder.name}")
         await _to_its_end(pronghorn(DOWN_S, "down", "--name", folder.name, environ=environ))
+
+
+def _on_disk() -> tuple[str, ...]:
+    """A tier on the small disk of our namespaces, which is larger than that disk, and none in memory before it."""
+    if not namespaces.is_entered():
+        return ()
+    tier = ("host_offload_bytes=0", f"disk_offload_bytes={DISK_BYTES}", f"disk_offload_dir={disk_folder()}")
+    return tuple(f"--node-set={setting}" for setting in tier)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ class Cluster(Struct, frozen=True):
     orchestrators: Count = 1
     machines: Annotated[int, Meta(ge=1, le=16)] = 1
     """Of Ray. Where there are several, orchestrators run on the head and nodes elsewhere, one of a pool on each."""
+    disks: Annotated[int, Meta(ge=0, le=1)] = 0
+    """On which nodes keep blocks that their pool gives up."""
 
 
 class Load(Struct, frozen=True):
@@ -215,6 +217,12 @@ class LosePackets(_Fault, frozen=True):
     for_s: Seconds
 
 
+class FillDisk(_Fault, frozen=True):
+    """Nothing more can be written to the disk on which nodes keep blocks."""
+
+    for_s: Seconds
+
+
 class GcsKill(_Fault, frozen=True):
     """SIGKILL to Ray's GCS, which is started again later, with the state that it had."""
 
@@ -224,10 +232,11 @@ class GcsKill(_Fault, frozen=True):
 Fault = (
     Kill | Stop | Cut | BlackHole | Reset | Delay | Slow | Flip | Drain | Redeploy | Scale | LeaveStorm | Overload
     | Garbage | ForgetPrefixes | RedisKill | RedisPause | RedisFlush | RayletKill | GcsKill
-    | OutOfMemory | LosePackets
+    | OutOfMemory | LosePackets | FillDisk
 )  # fmt: skip
 LinkFault = Cut | BlackHole | Reset | Delay | Slow | Flip
 RayFault = RayletKill | GcsKill
+NamespaceFault = LosePackets | FillDisk
 SignalFault = Kill | Stop | OutOfMemory | RedisKill | RedisPause | RayletKill | GcsKill
 CommandFault = Redeploy | Scale
 
@@ -237,6 +246,7 @@ KINDS: dict[str, type[Fault]] = {
     "leave-storm": LeaveStorm, "overload": Overload, "garbage": Garbage, "forget-prefixes": ForgetPrefixes,
     "redis-kill": RedisKill, "redis-pause": RedisPause, "redis-flush": RedisFlush,
     "raylet-kill": RayletKill, "gcs-kill": GcsKill, "out-of-memory": OutOfMemory, "lose-packets": LosePackets,
+    "fill-disk": FillDisk,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -252,11 +262,10 @@ def aim_of(fault: Fault) -> str:
 
 NEEDS = {
     "another clock": "one machine has one clock",
-    "a full disk": "this needs a file system that is the cluster's own",
     "Kubernetes": "there is none here",
 }
 """What a scenario may need that no cluster has which this harness knows, and why."""
-Need = Literal["another clock", "a full disk", "Kubernetes"]
+Need = Literal["another clock", "Kubernetes"]
 
 
 class Checks(Struct, frozen=True):
@@ -354,6 +363,8 @@ def _together(scenario: Scenario) -> Iterator[Problem]:
             yield wrong(f"{place}.at", fault.at.given, "exactly one of s, pieces, ended, link_bytes")
         if fault.at.link_bytes is not None and aim_node(fault) is None:
             yield wrong(f"{place}.at.link_bytes", fault.at.link_bytes, "absent: the fault is aimed at no node")
+        if isinstance(fault, FillDisk) and scenario.cluster.disks == 0:
+            yield wrong("cluster.disks", 0, f"1 for {kind_of(fault)}")
         if isinstance(fault, RayFault) and machines == 1:
             yield wrong("cluster.machines", machines, f"at least 2 for {kind_of(fault)}")
         if isinstance(fault, Kill | Stop | OutOfMemory):

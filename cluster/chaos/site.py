@@ -15,13 +15,13 @@ import psutil
 
 from cluster.chaos.cut_proxy import CutProxy
 from cluster.chaos.gcs import GcsServer
-from cluster.chaos.own_network import LossyNetwork
+from cluster.chaos.namespaces import LossyNetwork, SmallDisk
 from cluster.chaos.scenario import (
     Cluster,
     CommandFault,
     Fault,
     LinkFault,
-    LosePackets,
+    NamespaceFault,
     RedisFlush,
     SignalFault,
     kind_of,
@@ -112,7 +112,7 @@ class Site:
 
     def refusal(self, fault: Fault) -> str | None:
         """Why this fault cannot be done to this cluster; None where it can."""
-        if isinstance(fault, SignalFault | LinkFault | LosePackets | CommandFault | RedisFlush):
+        if isinstance(fault, SignalFault | LinkFault | NamespaceFault | CommandFault | RedisFlush):
             return f"{kind_of(fault)} needs a cluster that runs on this machine, and {self.url} is none"
         return None
 
@@ -150,6 +150,10 @@ class Site:
     @property
     def network(self) -> LossyNetwork:
         raise Unavailable("the network of this cluster is not its own")
+
+    @property
+    def disk(self) -> SmallDisk:
+        raise Unavailable("the disk of this cluster is not its own")
 
     @property
     def gcs(self) -> GcsServer:

@@ -96,7 +96,18 @@ def test_scenarios_share_a_cluster_where_they_need_the_same_kind_of_it() -> None
     one, several = (read(f"about: x\ncluster: {{machines: {count}}}\nfaults: []", "x") for count in (1, 3))
     assert by_cluster([several, one, several, one]) == [[one, one], [several, several]]
     assert by_cluster([several]) == [[several]]
+    on_disk = read("about: x\ncluster: {disks: 1}\nfaults: []", "x")
+    assert by_cluster([on_disk, several, one]) == [[one], [on_disk], [several]]
+    assert by_cluster([on_disk, several, one], disks_granted=False) == [[on_disk, one], [several]]
     assert largest([several, several]).machines == 3
+
+
+def test_a_disk_is_filled_where_there_is_one() -> None:
+    fault = "faults: [{kind: fill-disk, for_s: 1, at: {s: 0}}]"
+    with pytest.raises(Refused) as refused:
+        read(f"about: x\n{fault}", "x")
+    assert [problem.path for problem in refused.value.problems] == ["cluster.disks"]
+    read(f"about: x\ncluster: {{disks: 1}}\n{fault}", "x")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

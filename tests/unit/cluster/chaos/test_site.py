@@ -45,10 +45,12 @@ def test_what_needs_more_than_the_api_is_refused_by_its_name(name: str) -> None:
         "scale": "node: decode, to: 1", "leave-storm": "requests: 1", "overload": "times: 1, for_s: 1",
         "garbage": "requests: 1", "redis-pause": "for_s: 1",
         "raylet-kill": "node: decode", "gcs-kill": "for_s: 1",
-        "out-of-memory": "process: decode", "lose-packets": "percent: 5, for_s: 1",
+        "out-of-memory": "process: decode", "lose-packets": "percent: 5, for_s: 1", "fill-disk": "for_s: 1",
     }  # fmt: skip
     fields = f", {text[name]}" if name in text else ""
-    scenario = read(f"about: x\ncluster: {{machines: 2}}\nfaults: [{{kind: {name}, at: {{s: 0}}{fields}}}]", "x")
+    scenario = read(
+        f"about: x\ncluster: {{machines: 2, disks: 1}}\nfaults: [{{kind: {name}, at: {{s: 0}}{fields}}}]", "x"
+    )
     [fault] = scenario.faults
     refused = Site("http://elsewhere").refusal(fault)
     if name in ANYWHERE:

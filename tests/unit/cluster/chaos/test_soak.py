@@ -17,7 +17,15 @@ def test_it_draws_faults_of_nearly_every_kind_and_the_same_ones_for_the_same_see
 
     assert drawn(1) == drawn(1) != drawn(2)
     kinds = {kind_of(make(random.Random(0))) for make in MENU}
-    slow_or_not_everywhere = {"redeploy", "scale", "raylet-kill", "gcs-kill", "out-of-memory", "lose-packets"}
+    slow_or_not_everywhere = {
+        "redeploy",
+        "scale",
+        "raylet-kill",
+        "gcs-kill",
+        "out-of-memory",
+        "lose-packets",
+        "fill-disk",
+    }
     assert set(KINDS) - kinds == {"black-hole", "slow", *slow_or_not_everywhere}
 
 

@@ -1,10 +1,11 @@
 import os
+from pathlib import Path
 
 import pytest
 
-from cluster.chaos import own_network
-from cluster.chaos.commands import wants_own_network
-from cluster.chaos.own_network import PROGRAMS
+from cluster.chaos import namespaces
+from cluster.chaos.commands import wants_namespaces
+from cluster.chaos.namespaces import PROGRAMS, SmallDisk
 from cluster.chaos.scenario import Scenario, read
 
 LOSES = "about: x\nfaults: [{kind: lose-packets, percent: 5, for_s: 1, at: {s: 0}}]"
@@ -25,15 +26,24 @@ def granted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_packets_are_to_be_lost_a_network_of_its_own_is_entered_once(
     loses: list[Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert wants_own_network(loses)
-    assert not wants_own_network(loses[:1])
+    assert wants_namespaces(loses)
+    assert not wants_namespaces(loses[:1])
     monkeypatch.setenv("CHAOS_NETWORK", os.readlink("/proc/self/ns/net"))
-    assert not wants_own_network(loses)
+    assert not wants_namespaces(loses)
+
+
+def test_a_disk_is_filled_to_its_last_byte_and_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SmallDisk, "__init__", lambda disk, file: setattr(disk, "_filler", file))
+    (tmp_path / "full").symlink_to("/dev/full")
+    disk = SmallDisk(tmp_path / "full")
+    assert disk.fill() == 0
+    disk.free()
+    assert not (tmp_path / "full").is_symlink()
 
 
 def test_a_network_entered_by_another_is_not_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAOS_NETWORK", "net:[1]")
-    assert not own_network.is_entered()
+    assert not namespaces.is_entered()
 
 
 @pytest.mark.parametrize("missing", sorted(PROGRAMS))
@@ -42,11 +52,11 @@ def test_a_missing_program_is_named_with_its_package(
     missing: str, loses: list[Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda program: None if program == missing else f"/usr/sbin/{program}")
-    assert own_network.why_not() == f"a network of its own needs {missing} ({PROGRAMS[missing]})"
-    assert not wants_own_network(loses)
+    assert namespaces.why_not() == f"namespaces of its own need {missing} ({PROGRAMS[missing]})"
+    assert not wants_namespaces(loses)
 
 
 def test_who_is_not_root_is_told(loses: list[Scenario], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert own_network.why_not() == "a network of its own needs root"
-    assert not wants_own_network(loses)
+    assert namespaces.why_not() == "namespaces of its own need root"
+    assert not wants_namespaces(loses)
