@@ -7,7 +7,6 @@ strikes: the busiest of its pool, the next where several are struck.
 
 import asyncio
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
@@ -15,15 +14,14 @@ from contextlib import suppress
 from functools import partial
 
 import httpx
-import msgspec
 import psutil
 
 from cluster import drain as leaving
+from cluster.chaos.client_faults import ClientFaults
 from cluster.chaos.cut_proxy import BOTH, CutProxy, Way
-from cluster.chaos.garbage import refused_well, wrong_body
-from cluster.chaos.load import Asking, RunningLoad
+from cluster.chaos.fired import Fired, Proofs
+from cluster.chaos.load import Asking
 from cluster.chaos.memory_cgroup import MemoryCgroup
-from cluster.chaos.recorder import Verdict
 from cluster.chaos.scenario import (
     BlackHole,
     Cut,
@@ -65,42 +63,17 @@ AIM_S = 60.0
 """How long a victim is waited for, where its pool has none just now."""
 
 
-class Fired(msgspec.Struct):
-    """The proof that a fault was one. Times are seconds since the load began."""
-
-    kind: str
-    victim: str
-    at_s: float
-    seen: str
-    """What was done and how that was seen."""
-    role: str = ""
-    incarnation: Incarnation | None = None
-    pid: int | None = None
-    seen_after_s: float = 0.0
-    ended_s: float | None = None
-    """When it was undone, where it lasted."""
-    noticed_s: float | None = None
-    """When the cluster first said that this life is not healthy, or did not name it any more."""
-
-    @property
-    def lasted_s(self) -> float:
-        return (self.at_s if self.ended_s is None else self.ended_s) - self.at_s
-
-    @property
-    def is_of_node(self) -> bool:
-        return self.incarnation is not None and self.role in ("prefill", "decode")
-
-
 class Injector:
     def __init__(self, site: Site, asking: Asking) -> None:
-        self.fired: list[Fired] = []
+        self._proofs = Proofs(asking.recorder)
+        self.fired = self._proofs.fired
         self.problems: list[str] = []
         self.gone: set[Incarnation] = set()
         """Lives that were ended on purpose."""
         self._site = site
         self._asking = asking
         self._recorder = asking.recorder
-        self._rng = random.Random(f"{asking.seed}/faults")
+        self._clients = ClientFaults(site, asking, self._proofs, self.problems)
 
     async def do(self, fault: Fault) -> None:
         """Wait for its moment, do it, and undo it when it is over."""
@@ -144,14 +117,14 @@ class Injector:
             case Scale():
                 await self._scale(fault)
             case LeaveStorm():
-                await self._leave_storm(fault)
+                await self._clients.leave_storm(fault)
             case Overload():
-                await self._overload(fault)
+                await self._clients.overload(fault)
             case Garbage():
-                await self._garbage(fault)
+                await self._clients.garbage(fault)
             case ForgetPrefixes():
                 if await self._site.forget_prefixes():
-                    self._proof(fault, "every node", "the cluster said that it forgot")
+                    self._proofs.of(fault, "every node", "the cluster said that it forgot")
                 else:
                     raise Unavailable("prefix caching is off")
             case RedisKill():
@@ -159,7 +132,7 @@ class Injector:
             case RedisPause():
                 await self._pause(fault, "redis", self._site.redis_pid(), fault.for_s)
             case RedisFlush():
-                self._proof(fault, "redis", f"{await self._site.flush_redis()} keys were there, and were dropped")
+                self._proofs.of(fault, "redis", f"{await self._site.flush_redis()} keys were there, and were dropped")
             case OutOfMemory():
                 await self._kill_for_memory(fault, victim)
             case LosePackets():
@@ -210,13 +183,6 @@ class Injector:
             found.append((one, pid))
         return found
 
-    def _proof(self, fault: Fault, victim: Process | str, seen: str, pid: int | None = None) -> Fired:
-        fired = Fired(kind_of(fault), str(victim), self._recorder.since_s(), seen, pid=pid)
-        if isinstance(victim, Process):
-            fired.victim, fired.role, fired.incarnation = victim.name, victim.role, victim.incarnation
-        self.fired.append(fired)
-        return fired
-
     # --- signals ---
 
     async def _kill(self, fault: Kill, victim: Process | None) -> None:
@@ -235,7 +201,7 @@ class Injector:
         """Sends it, and waits until the operating system says what it does."""
         process = psutil.Process(pid)
         process.send_signal(number)
-        fired = self._proof(fault, victim, "", pid=pid)
+        fired = self._proofs.of(fault, victim, "", pid=pid)
         await self._see(
             fired, process, psutil.STATUS_STOPPED if number is signal.SIGSTOP else psutil.STATUS_ZOMBIE, number.name
         )
@@ -276,7 +242,7 @@ class Injector:
         cgroup = MemoryCgroup(f"pronghorn-chaos-{process.pid}")
         try:
             cgroup.take(process.pid)
-            fired = self._proof(fault, one, "", pid=process.pid)
+            fired = self._proofs.of(fault, one, "", pid=process.pid)
             await self._see(fired, process, psutil.STATUS_ZOMBIE, "no more memory", AIM_S)
             if cgroup.kills() == 0:
                 self.fired.remove(fired)
@@ -287,7 +253,7 @@ class Injector:
     async def _lose_packets(self, fault: LosePackets) -> None:
         network = self._site.network
         network.lose(fault.percent)
-        fired = self._proof(fault, "every connection", "")
+        fired = self._proofs.of(fault, "every connection", "")
         lost = 0
         try:
             await asyncio.sleep(fault.for_s)
@@ -302,7 +268,7 @@ class Injector:
     async def _fill_disk(self, fault: FillDisk) -> None:
         disk, before = self._site.disk, await self._failed_writes()
         size_bytes = await asyncio.to_thread(disk.fill)
-        fired = self._proof(fault, "every node", "")
+        fired = self._proofs.of(fault, "every node", "")
         try:
             await asyncio.sleep(fault.for_s)
         finally:
@@ -367,7 +333,7 @@ class Injector:
                 proxy.delay(fault.by_s, *ways)
             case Slow():
                 proxy.slow(fault.bytes_per_s, *ways)
-        fired = self._proof(fault, one, "")
+        fired = self._proofs.of(fault, one, "")
         try:
             await asyncio.sleep(fault.for_s)
         finally:
@@ -385,7 +351,7 @@ class Injector:
             if there == 0:
                 raise Unavailable(f"nobody was connected to {one.name}")
             proxy.reset()
-            self._proof(fault, one, f"{there} connections to {proxy.address} ended with RST")
+            self._proofs.of(fault, one, f"{there} connections to {proxy.address} ended with RST")
             return
         way = proxy.ways[fault.ways]
         before = way.flipped
@@ -396,11 +362,11 @@ class Injector:
                 proxy.heal()
                 raise Unavailable(f"{fault.offset} bytes did not pass on the link of {one.name} within {AIM_S:g} s")
             await asyncio.sleep(POLL_S)
-        self._proof(
+        self._proofs.of(
             fault, one.name, f"the byte {fault.offset} bytes on was flipped on {proxy.address}, way {fault.ways}"
         )
 
-    # --- whatever any client or operator can do ---
+    # --- whatever any operator can do ---
 
     async def _drain(self, fault: Drain) -> None:
         [one] = await self._victims(fault.node, 1)
@@ -410,7 +376,7 @@ class Injector:
             raise Unavailable(f"{one.name} has gone by itself")
         self.gone.add(one.incarnation)
         began_s = time.monotonic()
-        fired = self._proof(fault, one, "")
+        fired = self._proofs.of(fault, one, "")
         await leaving.drain(report, fault.grace_s, fault.grace_s + GRACE_BEYOND_S, lambda _: None)
         fired.seen_after_s = time.monotonic() - began_s
         fired.ended_s = self._recorder.since_s()
@@ -418,7 +384,7 @@ class Injector:
 
     async def _redeploy(self, fault: Redeploy) -> None:
         before = (await self._site.status()).lives()
-        fired = self._proof(fault, "every process", "")
+        fired = self._proofs.of(fault, "every process", "")
         self.gone |= before
         await self._site.command("redeploy")
         fired.ended_s = self._recorder.since_s()
@@ -431,7 +397,7 @@ class Injector:
 
     async def _scale(self, fault: Scale) -> None:
         was = (await self._site.lives())[fault.node]
-        fired = self._proof(fault, f"every {fault.node}", "")
+        fired = self._proofs.of(fault, f"every {fault.node}", "")
         flag = "--orchestrators" if fault.node == "orchestrator" else f"--{fault.node}"
         await self._site.command("scale", f"{flag}={fault.to}")
         there = (await self._site.lives())[fault.node]
@@ -440,44 +406,6 @@ class Injector:
         fired.seen = f"{was} became {there} and then {(await self._site.lives())[fault.node]}"
         if there != fault.to:
             raise Unavailable(f"there were {there} {fault.node} nodes, and not {fault.to}")
-
-    async def _leave_storm(self, fault: LeaveStorm) -> None:
-        stays_s = [self._rng.uniform(0.0, fault.within_s) for _ in range(fault.requests)]
-        fired = self._proof(fault, "any", "")
-        asked = (self._asking.ask(number, extra=True, stay_s=stay_s) for number, stay_s in enumerate(stays_s))
-        left = sum(request.verdict() is Verdict.LEFT for request in await asyncio.gather(*asked))
-        fired.ended_s = self._recorder.since_s()
-        fired.seen = f"{left} of {fault.requests} clients had gone before their end"
-        if left == 0:
-            raise Unavailable("every request ended before its client left")
-
-    async def _overload(self, fault: Overload) -> None:
-        streams = max(1, round(self._asking.load.streams * fault.times))
-        extra = RunningLoad(self._asking, streams, extra=True)
-        fired = self._proof(fault, "any", "")
-        extra.start()
-        try:
-            await asyncio.sleep(fault.for_s)
-            await extra.end()
-        finally:
-            await extra.stop()
-            fired.ended_s = self._recorder.since_s()
-        fired.seen = f"{streams} streams more; {extra.refused} of {extra.asked} askings were told to come back later"
-
-    async def _garbage(self, fault: Garbage) -> None:
-        model = (await self._site.status()).model
-        fired = self._proof(fault, "any", "")
-        kinds: list[str] = []
-        for number in range(fault.requests):
-            name, body = wrong_body(self._rng, model, number)
-            answer = await self._site.http.post(
-                "/v1/completions", content=body, headers={"content-type": "application/json"}
-            )
-            kinds.append(name)
-            if not refused_well(answer):
-                self.problems.append(f"garbage ({name}) was answered {answer.status_code}: {answer.text[:200]}")
-        fired.ended_s = self._recorder.since_s()
-        fired.seen = f"{len(kinds)} requests of {len(set(kinds))} kinds were sent"
 
 
 def _ways(ways: str) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 import msgspec
 
-from cluster.chaos.injector import Fired, Injector
+from cluster.chaos.fired import Fired
+from cluster.chaos.injector import Injector
 from cluster.chaos.load import Asking, Body, Clients, RunningLoad, draw, undisturbed
 from cluster.chaos.recorder import Recorder, Request, Verdict
 from cluster.chaos.scenario import NEEDS, Cluster, Scenario

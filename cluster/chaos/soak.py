@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from cluster.chaos.fired import Fired
 from cluster.chaos.footprint import footprints
 from cluster.chaos.growth import Growth, Watch
-from cluster.chaos.injector import Fired, Injector
+from cluster.chaos.injector import Injector
 from cluster.chaos.load import Asking, Body, Clients, RunningLoad, draw, undisturbed
 from cluster.chaos.local_site import LocalSite
 from cluster.chaos.recorder import Recorder, Verdict

@@ -1,4 +1,4 @@
-from cluster.chaos.injector import Fired
+from cluster.chaos.fired import Fired
 from cluster.chaos.recorder import Verdict
 from cluster.chaos.runner import Outcome, Runner, failures, shortage
 from cluster.chaos.scenario import Checks, Cluster, ForgetPrefixes, Kill, Scenario, When
