@@ -152,10 +152,10 @@ async def test_a_fault_ends_the_engine_with_its_reason_after_the_last_reports(ne
 
 @pytest.mark.conformance(46)
 async def test_an_engine_with_work_that_reports_nothing_is_stuck(new_engine: NewEngine) -> None:
-    engine = new_engine(model_path="canary:?step_s=4", stall_timeout_s=0.4)
+    engine = new_engine(model_path="canary:?step_s=8", stall_timeout_s=0.4)
     await engine.start()
     engine.send(admit("one", [1, 2, 3]))
-    assert "stuck" in str(await next_error(engine, within_s=3.5))
+    assert "stuck" in str(await next_error(engine, within_s=7.5))
 
 
 async def test_the_command_queue_is_bounded_but_what_frees_is_always_taken(new_engine: NewEngine) -> None:
