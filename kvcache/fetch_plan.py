@@ -29,13 +29,15 @@ class Rates:
 
     def __init__(self) -> None:
         self._measured: dict[Hashable, tuple[float, float, float]] = {}
-        """Amount, seconds, when."""
+        """Amount, seconds, when; the oldest first."""
 
     def note(self, name: Hashable, amount: float, took_s: float, now_s: float) -> None:
         if amount <= 0 or took_s <= 0:
             return
         before_amount, before_s, _ = self._fresh(name, now_s) or (0.0, 0.0, now_s)
+        self._measured.pop(name, None)
         self._measured[name] = (KEPT * before_amount + amount, KEPT * before_s + took_s, now_s)
+        self._fresh(next(iter(self._measured)), now_s)  # the oldest: nobody may ever ask for it again
 
     def rate(self, name: Hashable, now_s: float) -> float | None:
         found = self._fresh(name, now_s)

@@ -32,6 +32,14 @@ def test_an_old_measurement_says_nothing_any_more() -> None:
     assert rates.rate("a", FADES_S) is not None and rates.rate("a", FADES_S + 0.1) is None
 
 
+def test_what_was_measured_of_those_that_have_gone_is_not_kept() -> None:
+    """A peer that restarts is another name each time."""
+    rates = Rates()
+    for life in range(1000):
+        rates.note(f"life-{life}", 1.0, 1.0, life * FADES_S / 2)
+    assert len(rates._measured) <= 4
+
+
 @pytest.mark.field("LMCache#1640")
 def test_blocks_are_brought_where_the_link_beats_the_engine_or_nothing_is_known() -> None:
     rates = Rates()
