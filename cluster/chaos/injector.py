@@ -267,13 +267,13 @@ class Injector:
 
     async def _fill_disk(self, fault: FillDisk) -> None:
         disk, before = self._site.disk, await self._failed_writes()
-        size_bytes = await asyncio.to_thread(disk.fill)
-        fired = self._proofs.of(fault, "every node", "")
         try:
+            size_bytes = await asyncio.to_thread(disk.fill)
+            fired = self._proofs.of(fault, "every node", "")
             await asyncio.sleep(fault.for_s)
         finally:
             disk.free()
-            fired.ended_s = self._recorder.since_s()
+        fired.ended_s = self._recorder.since_s()
         failed = await self._failed_writes() - before
         fired.seen = (
             f"{size_bytes} bytes filled it for {fired.lasted_s:.1f} s, and {failed} blocks could not be written"

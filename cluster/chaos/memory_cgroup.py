@@ -20,8 +20,8 @@ class MemoryCgroup:
     """Raises Unavailable where there can be none."""
 
     def __init__(self, name: str, mounted: Path = MOUNTED) -> None:
-        parent, self._limit, self._told = _controller(mounted)
-        self._path = parent / name
+        self._parent, self._limit, self._told = _controller(mounted)
+        self._path = self._parent / name
         try:
             self._path.mkdir()
             (self._path / self._limit).write_text(str(LIMIT_BYTES))
@@ -39,7 +39,10 @@ class MemoryCgroup:
         return sum(int(count) for name, count in lines if name == "oom_kill")
 
     def remove(self) -> None:
-        """Once nothing runs in it; what is on its way out is waited for."""
+        """What it has not ended is let go; what is on its way out is waited for."""
+        with suppress(OSError):
+            for pid in (self._path / "cgroup.procs").read_text().split():
+                (self._parent / "cgroup.procs").write_text(pid)
         give_up_s = time.monotonic() + REMOVED_S
         while self._path.exists() and time.monotonic() < give_up_s:
             with suppress(OSError):

@@ -90,9 +90,9 @@ class LossyNetwork:
 
     def heal(self) -> int:
         """Returns how many packets were lost. Raises Unavailable."""
-        told = json.loads(_nft("-j", "list", "table", *TABLE.split()))
+        told = _nft("-j", "list", "table", *TABLE.split())
         _nft("delete", "table", *TABLE.split())
-        parts = (part for item in told["nftables"] for part in item.get("rule", {}).get("expr", []))
+        parts = (part for item in json.loads(told)["nftables"] for part in item.get("rule", {}).get("expr", []))
         return sum(part["counter"]["packets"] for part in parts if "counter" in part)
 
 

@@ -95,7 +95,7 @@ async def started(
 
 
 def _on_disk() -> tuple[str, ...]:
-    """A tier on the small disk of our namespaces, which is larger than that disk, and none in memory before it."""
+    """A tier on the small disk of our namespaces, as large as that disk, and none in memory before it."""
     if not namespaces.is_entered():
         return ()
     tier = ("host_offload_bytes=0", f"disk_offload_bytes={DISK_BYTES}", f"disk_offload_dir={disk_folder()}")

@@ -28,6 +28,14 @@ def test_a_process_is_taken_where_there_is_no_room_and_its_end_is_counted(tmp_pa
     assert cgroup.kills() == 1
 
 
+def test_what_it_has_not_ended_is_let_go(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.chaos.memory_cgroup.REMOVED_S", 0.0)  # files of a made-up one stay where they are
+    cgroup = MemoryCgroup("tight", tmp_path)
+    cgroup.take(4711)
+    cgroup.remove()
+    assert ((tmp_path / "memory" if version == 1 else tmp_path) / "cgroup.procs").read_text() == "4711"
+
+
 def test_without_a_memory_controller_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("cpu pids")
     assert why_not(tmp_path) == f"a memory cgroup needs a memory controller below {tmp_path}"

@@ -32,13 +32,12 @@ def test_where_packets_are_to_be_lost_a_network_of_its_own_is_entered_once(
     assert not wants_namespaces(loses)
 
 
-def test_a_disk_is_filled_to_its_last_byte_and_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SmallDisk, "__init__", lambda disk, file: setattr(disk, "_filler", file))
-    (tmp_path / "full").symlink_to("/dev/full")
-    disk = SmallDisk(tmp_path / "full")
+def test_a_disk_is_filled_to_its_last_byte_and_freed(tmp_path: Path) -> None:
+    (tmp_path / "filler").symlink_to("/dev/full")
+    disk = SmallDisk(tmp_path)
     assert disk.fill() == 0
     disk.free()
-    assert not (tmp_path / "full").is_symlink()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_network_entered_by_another_is_not_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
