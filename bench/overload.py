@@ -12,11 +12,15 @@ one thing after another, and how long it takes until that is as fast as the urge
 The urgent requests have the same lengths at the same moments alone and among the others, so that they meet each other
 alike; and every prompt is new. This process asks and measures, none of the cluster's does; what it takes of the
 processor is printed beside what they take.
+
+The prefill engine has a core of its own, as in the field it has an accelerator of its own: else the processes that hear
+of four times as many requests take from the one that computes. `--shared-cores` leaves that to the kernel.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -36,10 +40,13 @@ from cluster.chaos.footprint import of_system
 from cluster.chaos.growth import Life
 from cluster.chaos.local_site import LocalSite
 from cluster.chaos.own_cluster import started
+from cluster.processes import words_of
 from cluster.run_folder import RunFolder
 from pronghorn.errors import Unavailable
 
 NAME = "bench-overload"
+SLOWEST = "prefill_nodes.engine"
+"""The process that everything waits for."""
 SHAPE = ("--prefill=1", "--decode=1", "--threads=1", "--disaggregation=always", "--kv-memory=512MiB")
 SERVICE = ("--option=service.max_queue_wait_s=5", "--option=service.starts_per_node=4")
 PROMPT_LOG, PROMPT_SPREAD, PROMPT_LIMITS = 4.6, 0.5, (8, 512)
@@ -176,7 +183,7 @@ async def _one_by_one(client: Client, asking: Iterator[Asked], until_s: float) -
         yield await client.ask(next(asking))
 
 
-# --- what the cluster is meanwhile -----------------------------------------------------------------------------------
+# --- what the cluster is on, and what it is meanwhile -----------------------------------------------------------------
 
 
 @dataclass
@@ -186,6 +193,20 @@ class Watched:
     usable: list[tuple[float, float]] = field(default_factory=list)
     """Nodes that may be given work: a breaker that is not closed makes a node unusable."""
     waiting: list[tuple[float, float]] = field(default_factory=list)
+
+
+def give_cores(site: LocalSite) -> bool:
+    """One to the slowest process, the others to all others and to this one; False where there are not two."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return False
+    for process in (*site.of_run(), psutil.Process()):
+        with suppress(psutil.Error, ProcessLookupError):
+            cores = [first] if SLOWEST in words_of(process) else others
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
+    return True
 
 
 async def watch(site: LocalSite, watched: Watched) -> None:
@@ -255,8 +276,9 @@ def show(found: dict[str, object], windows: list[float], capacity: float, rows: 
     print(json.dumps({"bench": "overload", **found}))
 
 
-async def measure(site: LocalSite, seconds: float, urgent_share: float, seed: int) -> None:
-    own, watched = psutil.Process(), Watched()
+async def measure(site: LocalSite, seconds: float, urgent_share: float, seed: int, shared_cores: bool) -> None:
+    cores, own, watched = config.usable_cores(), psutil.Process(), Watched()
+    apart = not shared_cores and give_cores(site)
     status = await site.status()
     connections = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=120)
@@ -322,7 +344,8 @@ async def measure(site: LocalSite, seconds: float, urgent_share: float, seed: in
         "probes": probes,
         "cores_of_this_process": round(share, 3),
         "cores_of_the_cluster": round(cluster_share, 3),
-        "cores": config.usable_cores(),
+        "cores": cores,
+        "prefill_engine_has_its_own": apart,
     }
     show(found, windows, capacity, memory(watched, from_s, to_s))
 
@@ -339,13 +362,14 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180.0, help="of overload (default: 180)")
     parser.add_argument("--urgent", type=float, default=0.03, help="share of urgent requests (default: 0.03)")
-    parser.add_argument("--chunk-tokens", type=int, default=32, help="of the engines (default: 32)")
+    parser.add_argument("--chunk-tokens", type=int, default=16, help="of the engines (default: 16)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shared-cores", action="store_true", help="let all processes run on all cores")
     options = parser.parse_args()
     environ = config.environment()
     shape = (*SHAPE, *SERVICE, f"--chunk-tokens={options.chunk_tokens}")
     async with started(RunFolder(config.home(environ), NAME), partial(print, file=sys.stderr), shape, environ) as site:
-        await measure(site, options.seconds, options.urgent, options.seed)
+        await measure(site, options.seconds, options.urgent, options.seed, options.shared_cores)
 
 
 if __name__ == "__main__":
