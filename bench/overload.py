@@ -197,7 +197,7 @@ class Watched:
 
 def give_cores(site: LocalSite) -> bool:
     """One to the slowest process, the others to all others and to this one; False where there are not two."""
-    first, *others = sorted(os.sched_getaffinity(0))
+    first, *others = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     if not others:
         return False
     for process in (*site.of_run(), psutil.Process()):
