@@ -126,6 +126,12 @@ class CanaryEngine:
         """Let so many more steps of the sole replica through: what it generates cannot end before it is looked at."""
         self.pipeline.gate = ClosingGate(steps)
 
+    async def is_held(self) -> None:
+        """Wait until the engine is inside the step that `hold_after` holds."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.pipeline.gate.is_set():  # noqa: ASYNC110  # closed in the engine's thread, which no event reaches
+                await asyncio.sleep(0.005)
+
     def close_gates(self) -> None:
         for pipeline in self.pipelines:
             pipeline.gate.clear()

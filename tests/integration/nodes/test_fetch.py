@@ -164,8 +164,9 @@ async def test_a_request_that_is_cancelled_while_its_prefix_comes_leaves_nothing
     await rig.registered(first, second)
     one, other = await rig.orchestrator(first), await rig.orchestrator(second)
     await one.result(await asks(one, [*SHARED, 1]))
-    engine.pipeline.gate.clear()
-    held = await asks(one, prompt(3), budget_s=5.0)  # its engine is inside a step: a lease waits for its end
+    engine.hold_after(0)
+    held = await asks(one, prompt(3))
+    await engine.is_held()  # a lease waits for the end of the step
     fence = await asks(other, [*SHARED, 2], hint=hint(SHARED, decode_1=20))
     async with asyncio.timeout(60.0):
         while not second.shell.exchange.held():  # noqa: ASYNC110  # asked from outside, which no event reaches
