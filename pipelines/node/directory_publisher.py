@@ -2,7 +2,7 @@
 
 Knows what has changed and what is written; not who reads. Everything is written anew where the directory has forgotten
 the node, where it was away for longer than the changes that may wait, and at the start. Invariants: changes are written
-in order; what waits is bounded; a life that another has replaced writes nothing more.
+in order; what waits is bounded; a life that another has replaced, or that has left, writes nothing more.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ TURN_S = 1.0
 """Between two refreshes, so that the name is held however much there is to write, and however slowly it is taken."""
 JITTER_S = 1.0
 """After a flush all nodes write everything: not all in the same moment."""
+LEAVE_S = 1.0
+"""For what is being written when the node leaves, and for its last word."""
 
 
 class DirectoryPublisher:
@@ -55,6 +57,8 @@ class DirectoryPublisher:
         self._waiting_blocks = 0
         self._whole_due = True
         self._changed = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         spread = int(incarnation[:8], 16) / 2**32
         self._jitter_s = spread * JITTER_S
 
@@ -82,8 +86,9 @@ class DirectoryPublisher:
         self._waiting_blocks += len(hashes)
 
     async def run(self) -> None:
-        """Until another life holds the name."""
-        while True:
+        """Until another life holds the name, or `leave`."""
+        self._running = asyncio.current_task()
+        while not self._leaving.is_set():
             try:
                 await self._write()
                 await self._directory.refresh(self._name, self._incarnation)
@@ -94,7 +99,7 @@ class DirectoryPublisher:
                     log.warning("%s writes nothing more to the directory of blocks: %s", self._name, error.message)
                     return
                 self._whole_due = self._whole_due or isinstance(error, NodeRefused)
-                await asyncio.sleep(self._jitter_s if isinstance(error, NodeRefused) else RETRY_S)
+                await self._pause(self._jitter_s if isinstance(error, NodeRefused) else RETRY_S)
                 continue
             if self._waiting or self._whole_due:
                 continue
@@ -102,7 +107,12 @@ class DirectoryPublisher:
                 async with asyncio.timeout(REFRESH_PERIOD_S):
                     await self._changed.wait()
             self._changed.clear()
-            await asyncio.sleep(GATHER_S)
+            await self._pause(GATHER_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._leaving.wait()
 
     async def _write(self) -> None:
         """What waits: one batch at least, and no further one after `TURN_S`."""
@@ -118,7 +128,7 @@ class DirectoryPublisher:
             except Unavailable:
                 self._whole_due = True
                 raise
-        while self._waiting and not self._whole_due:
+        while self._waiting and not self._whole_due and not self._leaving.is_set():
             batch = self._waiting[0]
             stored, hashes = batch
             if stored:
@@ -134,8 +144,15 @@ class DirectoryPublisher:
                 return
 
     async def leave(self) -> None:
-        """Take the node's rows out; where that fails, the lease does it."""
+        """End `run`, take the node's rows out, and close the directory; where the rows stay, their lease ends them."""
+        self._leaving.set()
+        self._changed.set()
+        if self._running is not None:
+            # What is being written ends by itself: cancelled, it could still reach Redis after the rows were taken out.
+            await asyncio.wait([self._running], timeout=LEAVE_S)
+            self._running.cancel()
+            await asyncio.wait([self._running], timeout=LEAVE_S)
         with contextlib.suppress(Unavailable, TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LEAVE_S):
                 await self._directory.leave(self._name, self._incarnation)
         await self._directory.close()

@@ -42,14 +42,24 @@ class FarDirectory(MemoryDirectory):
         super().__init__(LoopClock(loop))
         self._takes_s = takes_s
         self.opened = 0
+        self.writing = 0
+        self.left_while_writing = 0
 
     async def open(self, name, incarnation, registered_at_unix_s) -> None:
         self.opened += 1
         await super().open(name, incarnation, registered_at_unix_s)
 
     async def stored(self, name, incarnation, hashes) -> int:
-        await asyncio.sleep(self._takes_s)
-        return await super().stored(name, incarnation, hashes)
+        self.writing += 1
+        try:
+            await asyncio.sleep(self._takes_s)
+            return await super().stored(name, incarnation, hashes)
+        finally:
+            self.writing -= 1
+
+    async def leave(self, name, incarnation) -> None:
+        self.left_while_writing += self.writing
+        await super().leave(name, incarnation)
 
 
 def hashes(first: int, count: int) -> list[bytes]:
@@ -123,5 +133,23 @@ def test_changes_that_outrun_the_directory_end_in_everything_written_anew(loop: 
         await asyncio.sleep(30.0)
         writing.cancel()
         assert directory.opened == 2 and await rows(directory) == len(node.contents)
+
+    loop.run_until_complete(play())
+
+
+@pytest.mark.parametrize("takes_s", [0.5, 1000.0], ids=["slowly", "never"])
+def test_a_node_that_leaves_writes_nothing_more(loop: VirtualLoop, takes_s: float) -> None:
+    async def play() -> None:
+        directory = FarDirectory(loop, takes_s)
+        node = Node(directory, 1000)
+        writing = loop.create_task(node.publisher.run())
+        await asyncio.sleep(0.1)
+        assert directory.writing == 1
+        left_at_s = loop.time()
+        await node.publisher.leave()
+        assert writing.done() and directory.left_while_writing == 0
+        assert loop.time() - left_at_s < 1.1
+        await asyncio.sleep(2 * LEASE_S)
+        assert directory.opened == 1 and await rows(directory) == 0
 
     loop.run_until_complete(play())
