@@ -250,7 +250,7 @@ class Asker:
             while not receiver.committed:
                 match await stream.read():
                     case transfer.BlocksFrame() as frame:
-                        receiver.accept(frame)
+                        stream.take(frame, receiver)
                     case transfer.CommitFrame() as commit:
                         receiver.commit(commit)
                     case other:

@@ -39,7 +39,7 @@ async def pull(
     while True:
         match await _next_frame(stream, target, stall_timeout_s):
             case transfer.BlocksFrame() as blocks:
-                receiver.accept(blocks)
+                stream.take(blocks, receiver)
             case transfer.MessageFrame() as message:
                 token = _first_token(message)
                 if token is not None:

@@ -82,9 +82,12 @@ class FetchClient:
                 case transfer.BlocksFrame() as blocks:
                     if not opened:
                         raise HandshakeRefused(f"{target.name} began with blocks, not with its hello")
-                    receiving.accept(blocks)
+                    receiving.came()
+                    stream.take(blocks, receiving.receiver)
                 case transfer.CommitFrame() as commit:
                     receiving.receiver.commit_what_came(commit)
+                    if receiving.receiver.leading == receiving.wanted:  # else the holder may have waited for more
+                        receiving.came()
                     return
                 case frame:
                     assert_never(frame)
@@ -112,17 +115,17 @@ class _Receiving:
 
     def __init__(self, destinations: Sequence[memoryview], clock: Clock) -> None:
         self.receiver = transfer.BlockReceiver(dict(enumerate(destinations)))
+        self.wanted = len(destinations)
         self.took_s = 0.0
         self._clock = clock
         self._asked_s = clock.now_s()
 
-    def accept(self, frame: transfer.BlocksFrame) -> None:
+    def came(self) -> None:
         """Time in which the holder only computed is not the link's: each frame counts from the one before it, the first
         from the question, at most `_FRAME_S` each."""
         now_s = self._clock.now_s()
         self.took_s += min(now_s - self._asked_s, _FRAME_S)
         self._asked_s = now_s
-        self.receiver.accept(frame)
 
 
 _FRAME_S = 1.0

@@ -3,12 +3,17 @@
 Knows connections, mappings of other nodes' block memory, and when the short way is not to be had. A node is on this
 host where its life answers on this host's own socket; nobody says so. Invariants: memory that belongs to another user
 is never read; a mapping goes with the last connection to the life that it is of, so that a dead node's memory is free
-at once; a life whose short way has broken is asked through the other port from then on.
+at once; a life whose short way has broken is asked through the other port from then on. Blocks are copied in threads,
+as many frames at once as the holder sends ahead: the event loop goes on meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_threads
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -21,9 +26,11 @@ from pipelines.node.stream_port import FrameStream, StreamPort
 from pipelines.types.frames import PrefillTarget
 from pronghorn.clock import Clock
 from pronghorn.counters import Counters
-from pronghorn.errors import DeadlineExceeded, NodeLost
+from pronghorn.errors import DeadlineExceeded, NodeLost, TransferFailed
 from pronghorn.ids import Incarnation
 
+COPY_THREADS: Final = 2
+"""One core copies and digests at half of what the memory gives."""
 MAX_REFUSED = 256
 """Lives that are remembered as not to be had by the short way; the oldest is forgotten first, and tried anew."""
 
@@ -48,12 +55,24 @@ class _Peer:
 
 
 class _LocalStream:
-    def __init__(self, peer: _Peer, connection: LocalConnection, target: PrefillTarget, opened: Open) -> None:
+    def __init__(
+        self,
+        peer: _Peer,
+        connection: LocalConnection,
+        target: PrefillTarget,
+        opened: Open,
+        copiers: ThreadPoolExecutor,
+    ) -> None:
         self._peer = peer
         self._connection = connection
         self._target = target
+        self._copiers = copiers
+        self._loop = asyncio.get_running_loop()
         self._to_send: bytes | None = msgspec.msgpack.encode(opened)
         self._untaken = False
+        self._copies: dict[Future[None], Callable[[], object]] = {}
+        """Under way, and what is to be done when each has ended."""
+        self._failure: Exception | None = None
         self.answered = False
         self.committed = False
         self.expires_at_s = 0.0
@@ -73,16 +92,49 @@ class _LocalStream:
             self._to_send = None
         if self._untaken:
             self._untaken = False
-            await self._connection.send(TAKEN)
+            self._connection.send_short(TAKEN)
         data = await self._connection.receive()
         self.answered = True
+        if self._failure is not None:
+            raise self._failure
         if data == END:
             return None
         if transfer.is_shared(data):
             self._untaken = True
             return transfer.decode_shared(data, self._memory())
-        self.committed = transfer.is_commit(data)
+        if transfer.is_commit(data):
+            if self._copies:
+                raise TransferFailed("a commit came before its blocks were taken", code="malformed")
+            self.committed = True
         return transfer.decode(data)
+
+    def take(self, frame: transfer.BlocksFrame, receiver: transfer.BlockReceiver) -> None:
+        copying = receiver.begin(frame)
+        self._untaken = False
+        copy = self._copiers.submit(copying.copy)
+        self._copies[copy] = partial(receiver.settle, copying)
+        copy.add_done_callback(lambda copy: self._loop.call_soon_threadsafe(self._copied, copy))
+
+    def _copied(self, copy: Future[None]) -> None:
+        settle = self._copies.pop(copy, None)
+        if settle is not None:  # else the stream was left meanwhile
+            self._settle(copy, settle)
+            self._connection.send_short(TAKEN)  # of blocks that are wrong as well: the next read says so
+
+    def _settle(self, copy: Future[None], settle: Callable[[], object]) -> None:
+        try:
+            copy.result()
+            settle()
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def leave(self) -> None:
+        """Nothing is written from now on. What has been copied counts."""
+        copies, self._copies = self._copies, {}
+        wait_for_threads([copy for copy in copies if not copy.cancel()])  # a frame each, which is a millisecond
+        for copy, settle in copies.items():
+            if not copy.cancelled():
+                self._settle(copy, settle)
 
     def _memory(self) -> memoryview:
         descriptor = self._connection.take_descriptor()
@@ -110,6 +162,7 @@ class LocalStreamClient:
         self._clock = clock
         self._idle_s = idle_s
         self._counters = counters
+        self._copiers = ThreadPoolExecutor(COPY_THREADS, "block-copy")
         self._peers: dict[Incarnation, _Peer] = {}
         self._refused: dict[Incarnation, None] = {}
 
@@ -133,11 +186,12 @@ class LocalStreamClient:
         peer = self._peers.setdefault(target.incarnation, _Peer(target.address))
         peer.users += 1
         opened = Open(self._method, request, peer.memory is not None)
-        stream = _LocalStream(peer, connection, target, opened)
+        stream = _LocalStream(peer, connection, target, opened, self._copiers)
         stream.expires_at_s = asyncio.get_running_loop().time() + timeout_s
         try:
             yield stream
         finally:
+            stream.leave()
             peer.users -= 1
             peer.used_at_s = self._clock.now_s()
             if connection.ended and not stream.answered:
@@ -191,4 +245,5 @@ class LocalStreamClient:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
+        self._copiers.shutdown()
         await self._remote.close()

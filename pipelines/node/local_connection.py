@@ -100,6 +100,15 @@ class LocalConnection:
             self._end()
             raise NodeLost(f"the local connection broke: {error}") from error
 
+    def send_short(self, message: bytes) -> None:
+        """A few bytes between messages, from outside a task. They always fit where the other side reads: where they
+        do not, or the connection has ended, it ends."""
+        data = _LENGTH.pack(len(message)) + message
+        with contextlib.suppress(OSError):
+            if not self.ended and self._socket.send(data) == len(data):
+                return
+        self._end()
+
     async def _send_all(self, data: memoryview) -> None:
         """Raises OSError, also where the connection is closed meanwhile."""
         try:

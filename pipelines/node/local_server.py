@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
 WINDOW_FRAMES: Final = 8
-"""Shared frames that wait to be taken: the holder digests one while the asker copies another."""
+"""Shared frames that wait to be taken: the asker's threads copy several at once, and are not to wait for the next."""
 TAKEN: Final = b""
 END: Final = b""
 
@@ -123,14 +123,14 @@ class _Served:
         async with asyncio.timeout(method.limit_s):
             frames = method.frames(opened.request, carriage=self._server._carriage)
             whole = await hand_over(frames, partial(self._write, mapping), self._server._reader_timeout_s)
-        if whole and not mapping.committed:
-            await self._connection.send(END)
+            if whole and not mapping.committed:
+                await self._all_taken()
+                await self._connection.send(END)
         return whole
 
     async def _write(self, mapping: "_Mapping", frame: bytes) -> None:
         if not transfer.is_shared(frame):
-            while self._untaken:
-                await self._taken()
+            await self._all_taken()
             await self._connection.send(frame)
             mapping.committed = transfer.is_commit(frame)
             return
@@ -145,6 +145,10 @@ class _Served:
                 os.close(descriptor)
             mapping.given = True
         while self._untaken >= WINDOW_FRAMES:
+            await self._taken()
+
+    async def _all_taken(self) -> None:
+        while self._untaken:
             await self._taken()
 
     async def _taken(self) -> None:

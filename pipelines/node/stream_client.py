@@ -57,6 +57,9 @@ class _Stream:
             raise _translate(error, self._target) from error
         return transfer.decode(data) if isinstance(data, bytes) else None
 
+    def take(self, frame: transfer.BlocksFrame, receiver: transfer.BlockReceiver) -> None:
+        receiver.accept(frame)
+
 
 def _translate(error: aio.AioRpcError, target: PrefillTarget) -> PronghornError:
     why, code = reason(error.details())

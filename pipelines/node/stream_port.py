@@ -6,16 +6,20 @@ Knows frames; not what carries them.
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from kvcache.transfer import Frame
+from kvcache.transfer import BlockReceiver, BlocksFrame, Frame
 from pipelines.types.frames import PrefillTarget
 
 
 class FrameStream(Protocol):
     async def read(self) -> Frame | None:
-        """The next frame; None at the end. Its blocks may be read until the next `read`, or the end of the stream.
+        """The next frame; None at the end. Blocks that are not taken before the next `read` are given up.
 
-        Raises a PronghornError where the stream breaks, or what came is no frame.
+        Raises a PronghornError where the stream breaks, what came is no frame, or what was taken is not as it was sent.
         """
+
+    def take(self, frame: BlocksFrame, receiver: BlockReceiver) -> None:
+        """Have `receiver` take the frame that was read last: at once, or while the next ones are read, and then a
+        commit comes after that. Nothing is written once the stream's context was left. Raises TransferFailed."""
 
 
 class StreamPort(Protocol):

@@ -1,7 +1,8 @@
 """Every way of carrying a stream of frames from one node to another keeps the same promises."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from pronghorn.ids import NodeName, new_incarnation
 from pronghorn.wire import FETCH_METHOD
 from tests.fakes.certificates import Authority
 
-NUM_BLOCKS, BLOCK_BYTES = 96, 64 << 10
+NUM_BLOCKS, BLOCK_BYTES = 240, 96 << 10
+"""Several frames, whatever carries them."""
 PATIENCE_S = 60.0
 
 
@@ -126,6 +128,9 @@ class Landing:
         blocks = {b: view[b * BLOCK_BYTES : (b + 1) * BLOCK_BYTES] for b in range(NUM_BLOCKS)}
         self.receiver = BlockReceiver(blocks)
         self.said: list[bytes] = []
+        self.frames = 0
+        self.named = 0
+        """Pieces in those frames."""
 
     async def take(self, stream: FrameStream) -> bool:
         """One frame; False at the end."""
@@ -133,7 +138,9 @@ class Landing:
             case MessageFrame(payload=payload):
                 self.said.append(bytes(payload))
             case BlocksFrame() as blocks:
-                self.receiver.accept(blocks)
+                self.frames += 1
+                self.named += len(blocks.pieces)
+                stream.take(blocks, self.receiver)
             case CommitFrame() as commit:
                 self.receiver.commit(commit)
                 return False
@@ -147,8 +154,14 @@ class Landing:
 
     async def take_blocks(self, stream: FrameStream) -> None:
         """Until some have come."""
-        while self.receiver.received_bytes == 0:
+        while not (self.frames or self.receiver.committed):
             assert await self.take(stream)
+        await self.have(1)
+
+    async def have(self, blocks: int) -> None:
+        """Until so many that were taken are here."""
+        while self.receiver.received_bytes < blocks * BLOCK_BYTES:  # noqa: ASYNC110  # nobody announces it
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.conformance(42)
@@ -220,8 +233,9 @@ async def test_leaving_ends_the_stream_on_the_other_side(pair: Pair, after: str)
         if after == "blocks":
             await landing.take_blocks(stream)
         if after == "all":
-            while landing.receiver.leading < NUM_BLOCKS:
+            while landing.named < NUM_BLOCKS:  # a piece each: none is larger than a frame
                 assert await landing.take(stream)
+            await landing.have(NUM_BLOCKS)
     await pair.holder.ended.wait()
     assert not pair.holder.reached_commit
 
@@ -255,14 +269,96 @@ async def test_a_stream_has_its_time_and_no_more(pair: Pair) -> None:
     await pair.holder.ended.wait()
 
 
-@pytest.mark.skipif(not SUPPORTED, reason="there is none on this system")
-@pytest.mark.parametrize("pair", ["shared memory"], indirect=True)
-async def test_a_holder_does_not_end_before_its_blocks_were_taken(pair: Pair) -> None:
-    """Else it would give them up while they are read. (gRPC has copied them; how much it takes ahead is its own.)"""
-    landing = Landing()
-    async with pair.stream() as stream:
-        await landing.take_blocks(stream)
-        await asyncio.sleep(0.05)  # time in which it might go on
-        ended_early = pair.holder.ended.is_set()
-        await landing.take_all(stream)
-    assert landing.receiver.committed and not ended_early
+ONLY_SHARED = [
+    pytest.mark.skipif(not SUPPORTED, reason="there is none on this system"),
+    pytest.mark.parametrize("pair", ["shared memory"], indirect=True),
+]
+
+
+class HeldCopies:
+    """Copies of blocks wait in their threads until the test lets them go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.begun = 0
+        self.ended = 0
+        copy = transfer.Copying.copy
+
+        def held(copying: transfer.Copying) -> None:
+            self.begun += 1
+            assert self.go_on.wait(PATIENCE_S)
+            copy(copying)
+            self.ended += 1
+
+        monkeypatch.setattr(transfer.Copying, "copy", held)
+
+    async def begins(self) -> None:
+        while not self.begun:  # noqa: ASYNC110  # begun in a thread, which no event reaches
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def held_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCopies]:
+    held = HeldCopies(monkeypatch)
+    yield held
+    held.go_on.set()
+
+
+class TestSharedMemory:
+    """gRPC has copied what it sends; how much it takes ahead is its own."""
+
+    pytestmark = ONLY_SHARED
+
+    async def test_a_holder_does_not_end_before_its_blocks_were_taken(
+        self, pair: Pair, held_copies: HeldCopies
+    ) -> None:
+        """Else it would give them up while they are read."""
+        landing = Landing()
+        async with pair.stream() as stream:
+            taking = asyncio.ensure_future(landing.take_all(stream))
+            await held_copies.begins()
+            await asyncio.sleep(0.05)  # time in which it might go on
+            assert not pair.holder.ended.is_set() and not taking.done(), "nor does the event loop wait"
+            held_copies.go_on.set()
+            await taking
+        assert landing.receiver.committed and held_copies.ended == landing.frames > 1
+
+    async def test_blocks_that_nobody_takes_are_given_up_with_the_next_read(self, pair: Pair) -> None:
+        async with pair.stream() as stream:
+            for _ in range(2):
+                await stream.read()
+            await asyncio.sleep(0.05)  # time in which it might go on
+            assert not pair.holder.ended.is_set()
+            while not isinstance(await stream.read(), CommitFrame):
+                pass
+
+    async def test_nothing_is_written_once_a_stream_was_left(self, pair: Pair, held_copies: HeldCopies) -> None:
+        landing = Landing()
+        async with pair.stream() as stream:
+            while landing.frames < 3:
+                await landing.take(stream)
+            await held_copies.begins()
+            threading.Timer(0.1, held_copies.go_on.set).start()
+        begun, ended = held_copies.begun, held_copies.ended
+        assert begun == ended < landing.frames, "those that had not begun never do"
+        assert landing.receiver.leading >= NUM_BLOCKS // 4 and not landing.receiver.committed
+        there = bytes(landing.memory)
+        await pair.holder.ended.wait()
+        await asyncio.sleep(0.05)
+        assert bytes(landing.memory) == there and held_copies.begun == begun
+        async with pair.stream() as stream:
+            await Landing().take_all(stream)
+
+    async def test_a_commit_that_does_not_wait_for_its_blocks_is_refused(
+        self, pair: Pair, held_copies: HeldCopies, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def at_once(self: object) -> None:
+            pass
+
+        monkeypatch.setattr("pipelines.node.local_server._Served._all_taken", at_once)
+        landing = Landing()
+        with pytest.raises(TransferFailed, check=lambda error: error.code == "malformed"):
+            async with pair.stream() as stream:
+                threading.Timer(0.2, held_copies.go_on.set).start()
+                await landing.take_all(stream)
+        assert not landing.receiver.committed

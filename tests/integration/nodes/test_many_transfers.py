@@ -91,7 +91,7 @@ async def test_blocks_of_sixty_four_transfers_at_once_leave_raw_and_in_large_fra
                     case transfer.BlocksFrame(pieces=pieces) as frame:
                         (data,) = {piece.data.obj for piece in pieces}
                         frames.append((len(pieces), sum(len(piece.data) for piece in pieces), len(cast("bytes", data))))
-                        receiver.accept(frame)
+                        stream.take(frame, receiver)
                     case transfer.CommitFrame() as commit:
                         receiver.commit(commit)
                     case other:

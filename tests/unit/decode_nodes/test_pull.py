@@ -35,6 +35,9 @@ class Script:
             await asyncio.Event().wait()
         return None if frame is None else transfer.decode(frame)
 
+    def take(self, frame: transfer.BlocksFrame, receiver: transfer.BlockReceiver) -> None:
+        receiver.accept(frame)
+
 
 def say(message: HandOverMessage) -> bytes:
     return transfer.encode_message(wire.encode(message))
