@@ -6,6 +6,8 @@ library's, of any input, on any processor. Lanes are LLVM's vectors, which becom
 destination is written past its caches, so that it is not read from memory first.
 """
 
+import mmap
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numba
@@ -40,23 +42,44 @@ _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 _LANES = ir.VectorType(_INT64, 8)
 
 
+Pair = tuple[memoryview, memoryview]
+"""A destination and a source, of bytes, of the same length, which do not overlap."""
+
+
 def copy_digested(destination: memoryview, source: memoryview) -> bytes:
-    """The XXH3-128 of `source`, which `destination`, of the same length and elsewhere, then holds. Both of bytes."""
-    size = len(destination)
-    if len(source) != size:
-        raise ValueError(f"{len(source)} bytes do not go into {size}")
-    if size >= _BLOCK and size % _STRIPE == 0:
-        there, here = np.frombuffer(destination, np.uint8), np.frombuffer(source.toreadonly(), np.uint8)
-        aligned, low, high = _copy_digested(there, here)
-        if aligned:
-            return int(high).to_bytes(8) + int(low).to_bytes(8)
+    """The XXH3-128 of `source`, which `destination` then holds. As `copy_all_digested`, of one pair."""
+    (digest,) = copy_all_digested([(destination, source)])
+    return digest
+
+
+def copy_all_digested(pairs: Sequence[Pair]) -> list[bytes]:
+    """The XXH3-128 of each source, which its destination then holds; all of them without the GIL in one go."""
+    for destination, source in pairs:
+        if len(source) != len(destination):
+            raise ValueError(f"{len(source)} bytes do not go into {len(destination)}")
+    if all(len(source) >= _BLOCK and len(source) % _STRIPE == 0 for _, source in pairs):
+        places = np.array([(_address(there), _address(here), len(there)) for there, here in pairs], np.uint64)
+        places = places.reshape(-1, 3)
+        if not (places[:, 0] % _STRIPE).any():
+            digests = np.empty((len(pairs), 2), np.uint64)
+            _copy_all_digested(places, digests)
+            return [digest.tobytes() for digest in digests.astype(">u8")]
+    return [_copy_and_digest(*pair) for pair in pairs]
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def _copy_and_digest(destination: memoryview, source: memoryview) -> bytes:
     destination[:] = source
     return bytes(xxhash.xxh3_128_digest(destination))
 
 
 def prepare() -> None:
     """Compile, where no cache has it: a second that no stream should wait for."""
-    copy_digested(memoryview(bytearray(_BLOCK)), memoryview(bytes(_BLOCK)))
+    pages = memoryview(mmap.mmap(-1, 2 * _BLOCK))  # which are aligned
+    copy_digested(pages[:_BLOCK], pages[_BLOCK:])
 
 
 def _constant(value: int) -> ir.Constant:
@@ -154,12 +177,12 @@ def _merged(sums: Any, keys: Any, start: Any) -> Any:
 
 
 @_compiled
-def _copy_digested(there: Any, here: Any) -> Any:
-    """Whether the destination is aligned as the copy needs it, and, where it is, the lower and upper half of the
-    digest."""
-    if there.ctypes.data % _STRIPE != 0:
-        return False, np.uint64(0), np.uint64(0)
-    size, sums = np.uint64(there.size), _START.copy()
-    _copy_stripes(there.ctypes.data, here.ctypes.data, size, _SECRET.ctypes.data, sums.ctypes.data)
-    low, high = _merged(sums, _LOW_KEYS, size * _PRIME64_1), _merged(sums, _HIGH_KEYS, ~(size * _PRIME64_2))
-    return True, low, high
+def _copy_all_digested(places: Any, digests: Any) -> Any:
+    """`places`, [n, 3]: destination, aligned as the copy needs it, source and bytes; `digests`, [n, 2]: the upper and
+    the lower half of each digest."""
+    for index in range(len(places)):
+        there, here, size = places[index]
+        sums = _START.copy()
+        _copy_stripes(there, here, size, _SECRET.ctypes.data, sums.ctypes.data)
+        digests[index, 0] = _merged(sums, _HIGH_KEYS, ~(size * _PRIME64_2))
+        digests[index, 1] = _merged(sums, _LOW_KEYS, size * _PRIME64_1)

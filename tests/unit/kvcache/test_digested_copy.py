@@ -1,3 +1,4 @@
+import itertools
 import mmap
 
 import pytest
@@ -5,7 +6,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.digested_copy import copy_digested, prepare
+from kvcache import digested_copy
+from kvcache.digested_copy import copy_all_digested, copy_digested
 
 SOURCE = memoryview(bytes((i * 131 + (i >> 8) * 7) % 256 for i in range(1 << 17)))
 PAGES = memoryview(mmap.mmap(-1, 1 << 17))
@@ -38,7 +40,21 @@ def test_a_destination_of_another_length_is_an_error_and_nothing_is_written():
     assert not any(PAGES[:2048])
 
 
-def test_it_can_be_prepared_any_number_of_times():
-    prepare()
-    prepare()
+@pytest.mark.parametrize("sizes", [[], [2048], [1024, 4096, 65_536, 1088], [2048, 100, 4096], [2048, 2050, 2048]])
+def test_many_are_copied_in_one_go_each_with_a_digest_of_its_own(sizes):
+    PAGES[:] = bytes(len(PAGES))
+    ends = list(itertools.accumulate(sizes, initial=0))
+    sources = [SOURCE[3 + start : 3 + end] for start, end in itertools.pairwise(ends)]
+    pairs = [(PAGES[start:end], source) for (start, end), source in zip(itertools.pairwise(ends), sources, strict=True)]
+    assert copy_all_digested(pairs) == [xxhash.xxh3_128_digest(source) for source in sources]
+    assert PAGES[: ends[-1]] == SOURCE[3 : 3 + ends[-1]] and not any(PAGES[ends[-1] :])
+
+
+def test_it_can_be_prepared_any_number_of_times(monkeypatch):
+    calls = []
+    compiled = digested_copy._copy_all_digested
+    monkeypatch.setattr(digested_copy, "_copy_all_digested", lambda *given: (calls.append(1), compiled(*given)))
+    for _ in range(20):
+        digested_copy.prepare()
+    assert len(calls) == 20, "wherever memory happens to be, it is the compiled code that is called"
     check(4096, 0, 0)

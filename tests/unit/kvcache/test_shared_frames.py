@@ -92,4 +92,4 @@ def test_memory_that_may_shrink_under_its_reader_is_refused():
 
 def test_a_carriage_says_how_many_blocks_go_into_a_frame():
     carriage = Carriage(transfer.encode_blocks, 1 << 20)
-    assert [carriage.blocks_per_frame(size) for size in (1 << 10, 700 << 10, 4 << 20)] == [1024, 1, 1]
+    assert [carriage.blocks_per_frame(size << 10) for size in (1, 360, 720, 800, 1024, 4096)] == [1024, 3, 2, 1, 1, 1]
