@@ -1,14 +1,12 @@
 """What a block costs on its way from one process to another: `python -m bench.transfer [--quick]`.
 
 A holder and an asker, two processes of one host; every path brings the same bytes into the asker's block memory. The
-project's own frames, with a digest of each block made by the holder and checked by the asker, over gRPC (streams on one
-connection and on four; plaintext and mutual TLS) and over shared memory; beside them plain TCP into place (`recv_into`)
-and a copy within one process, which check nothing; beside them Mooncake's TCP engine where
-`mooncake-transfer-engine-non-cuda` is installed. A block leaves for the first time, as in a hand-over, and the holder
-digests it, except in paths that say "again", as in a fetch of what another has fetched before. Each process has half of
-the cores, on every path, so that no figure depends on where the kernel happens to put them. Rounds are interleaved;
-best and median of them. Processor time is that of both processes. Prints a table and a JSON line, and never fails on a
-figure.
+project's own frames, with the digest that each block got when it was computed, checked by the asker, over gRPC (streams
+on one connection and on four; plaintext and mutual TLS) and over shared memory; beside them plain TCP into place
+(`recv_into`) and a copy within one process, which check nothing; beside them Mooncake's TCP engine where
+`mooncake-transfer-engine-non-cuda` is installed. What it costs the engine to digest a block is a row of its own.
+Both processes have all cores, unless `--pin` gives each of them half. Rounds are interleaved; best and median of
+them. Processor time is that of both processes. Prints a table and a JSON line, and never fails on a figure.
 """
 
 import argparse
@@ -35,9 +33,9 @@ import msgspec
 import psutil
 
 from kvcache import transfer
+from kvcache.block_digests import BlockDigests
 from kvcache.layout import KVLayout
 from kvcache.memory import BlockMemory
-from kvcache.served_digests import ServedDigests
 from pipelines.node.frame_memory import keep_frame_memory
 from pipelines.node.local_client import LocalStreamClient
 from pipelines.node.local_server import LocalServer
@@ -61,18 +59,15 @@ TIMEOUT_S = 120.0
 MOONCAKE_BATCH = 16
 CORES = sorted(os.sched_getaffinity(0))
 HOLDERS_CORES, ASKERS_CORES = CORES[: max(1, len(CORES) // 2)], CORES[len(CORES) // 2 :]
-TCP, COPY, SHARED = "TCP recv_into", "copy in one process", "shared memory"
+TCP, COPY, SEAL, SHARED = "TCP recv_into", "copy in one process", "digest, when computed", "shared memory"
 
 
 class Ask(msgspec.Struct, frozen=True):
     """The blocks from `first` to `last`, numbers that go round the pool. Each of several streams asks for a stretch:
     one that came back to the same few blocks would read them from a cache."""
 
-    block_bytes: int
     first: int
     last: int
-    again: bool = False
-    """The blocks have left before, and are as they were then."""
 
     @property
     def numbers(self) -> range:
@@ -94,25 +89,21 @@ class Spoken(msgspec.Struct, frozen=True):
 
 
 class Holder:
-    def __init__(self) -> None:
-        self.memory = BlockMemory.create(1, POOL_BYTES)
-        whole = self.memory.block(0)
-        for start in range(0, POOL_BYTES, MIB):
-            whole[start : start + MIB] = os.urandom(MIB)
-
-    def block(self, number: int, block_bytes: int) -> memoryview:
-        return block_of(self.memory, number, block_bytes)
+    def __init__(self, block_bytes: int) -> None:
+        self.memory = new_pool(block_bytes)
+        self.digests = BlockDigests(self.memory)
+        for block in range(self.memory.num_blocks):
+            self.memory.block(block)[:] = os.urandom(block_bytes)
+            self.digests.seal(block)
 
     async def frames(self, data: bytes, carriage: transfer.Carriage) -> AsyncGenerator[bytes, None]:
         """As a fetch goes: a frame's blocks at a time."""
         ask = msgspec.json.decode(data, type=Ask)
         sent: dict[int, bytes] = {}
-        step = carriage.blocks_per_frame(ask.block_bytes)
+        step = carriage.blocks_per_frame(self.memory.block_bytes)
         for first in range(0, len(ask.numbers), step):
             numbers = ask.numbers[first : first + step]
-            if not ask.again:
-                self.memory.begin_life(0)
-            for frame in carriage.encode(((n, self.block(n, ask.block_bytes)) for n in numbers), sent):
+            for frame in carriage.encode(((n, block_of(self.memory, n)) for n in numbers), sent):
                 yield frame
         yield transfer.encode_commit(sent)
 
@@ -123,7 +114,7 @@ class Holder:
                 while data := connected.recv(1024):
                     ask = msgspec.json.decode(data, type=Ask)
                     for number in ask.numbers:
-                        connected.sendall(self.block(number, ask.block_bytes))
+                        connected.sendall(block_of(self.memory, number))
 
 
 class Mooncake:
@@ -133,7 +124,8 @@ class Mooncake:
         self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine()
         assert self._engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
         self.at = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
-        assert self._engine.register_memory(self.at, POOL_BYTES) == 0
+        self._block_bytes, self._num_blocks = memory.block_bytes, memory.num_blocks
+        assert self._engine.register_memory(self.at, self._block_bytes * self._num_blocks) == 0
         self.name = f"127.0.0.1:{self._engine.get_rpc_port()}"
 
     @staticmethod
@@ -147,22 +139,21 @@ class Mooncake:
             return False
         return True
 
-    async def read(self, holder: tuple[str, int], block_bytes: int, blocks: int) -> None:
+    async def read(self, holder: tuple[str, int], blocks: int) -> None:
         name, there = holder
-        places = [number % (POOL_BYTES // block_bytes) * block_bytes for number in range(blocks)]
+        places = [number % self._num_blocks * self._block_bytes for number in range(blocks)]
         for first in range(0, blocks, MOONCAKE_BATCH):
             batch = places[first : first + MOONCAKE_BATCH]
             ours, theirs = [self.at + place for place in batch], [there + place for place in batch]
-            assert self._engine.batch_transfer_sync_read(name, ours, theirs, [block_bytes] * len(batch)) == 0
+            assert self._engine.batch_transfer_sync_read(name, ours, theirs, [self._block_bytes] * len(batch)) == 0
 
 
-async def hold(incarnation: Incarnation, tls: TlsFiles) -> None:
-    pin(HOLDERS_CORES)
+async def hold(incarnation: Incarnation, tls: TlsFiles, block_bytes: int) -> None:
     keep_frame_memory()  # as a node does
-    holder = Holder()
+    holder = Holder(block_bytes)
     method = StreamMethod(FETCH_METHOD, holder.frames)
     server = grpc_server()
-    digest_of = ServedDigests(holder.memory).digest
+    digest_of = holder.digests.digest
     server.add_generic_rpc_handlers([method.handler(digest_of)])
     port = server.add_insecure_port("127.0.0.1:0")
     tls_port = Credentials(tls).add_port(server, "127.0.0.1:0")
@@ -182,27 +173,25 @@ async def hold(incarnation: Incarnation, tls: TlsFiles) -> None:
 # --- the asker --------------------------------------------------------------------------------------------------------
 
 
-def block_of(memory: BlockMemory, number: int, block_bytes: int) -> memoryview:
-    start = number % (POOL_BYTES // block_bytes) * block_bytes
-    return memory.block(0)[start : start + block_bytes]
+def new_pool(block_bytes: int) -> BlockMemory:
+    return BlockMemory.create(POOL_BYTES // block_bytes, block_bytes)
 
 
-def pin(cores: list[int]) -> None:
-    """This process and its children to come."""
-    os.sched_setaffinity(0, cores)
+def block_of(memory: BlockMemory, number: int) -> memoryview:
+    return memory.block(number % memory.num_blocks)
 
 
-Way = Callable[[int, int], Awaitable[None]]
-"""Brings so many blocks of so many bytes."""
+Way = Callable[[int], Awaitable[None]]
+"""Brings so many blocks."""
 
 
 class Asker:
-    def __init__(self, spoken: Spoken, tls: TlsFiles) -> None:
+    def __init__(self, spoken: Spoken, tls: TlsFiles, block_bytes: int) -> None:
         self._tls = tls
-        self.memory = BlockMemory.create(1, POOL_BYTES)
+        self.memory = new_pool(block_bytes)
         self._spoken = spoken
         self._clock = SystemClock()
-        self._copied = BlockMemory.create(1, POOL_BYTES)
+        self._copied = new_pool(block_bytes)
         self._clients: list[StreamPort] = []
 
     def client(self, tls: TlsFiles | None = None) -> StreamClient:
@@ -218,33 +207,32 @@ class Asker:
         paths: dict[str, Way] = {
             TCP: self.tcp,
             COPY: self.copy,
+            SEAL: self.seal,
             "gRPC, 1 connection": self.streams([one]),
-            "gRPC, 1 connection, again": self.streams([one], again=True),
             "gRPC, 1 connection, 64 streams": self.streams([one] * 64),
             "gRPC, 4 connections": self.streams(four),
             "gRPC and TLS, 1 connection": self.streams(tls[:1], self._spoken.tls_port),
             "gRPC and TLS, 4 connections": self.streams(tls, self._spoken.tls_port),
             SHARED: self.streams([local]),
-            f"{SHARED}, again": self.streams([local], again=True),
             f"{SHARED}, 64 streams": self.streams([local] * 64),
         }
         if self._spoken.mooncake is not None:
             paths["Mooncake, TCP, batches of 16"] = partial(Mooncake(self.memory).read, self._spoken.mooncake)
         return paths
 
-    def streams(self, clients: list[Any], port: int | None = None, *, again: bool = False) -> Way:
+    def streams(self, clients: list[Any], port: int | None = None) -> Way:
         address = f"127.0.0.1:{port or self._spoken.grpc_port}"
         target = PrefillTarget(NodeName("holder"), address, Incarnation(self._spoken.incarnation))
 
-        async def path(block_bytes: int, blocks: int) -> None:
+        async def path(blocks: int) -> None:
             ends = [blocks * number // len(clients) for number in range(len(clients) + 1)]
-            asks = [Ask(block_bytes, first, last, again) for first, last in itertools.pairwise(ends)]
+            asks = [Ask(first, last) for first, last in itertools.pairwise(ends)]
             await asyncio.gather(*(self._fetch(client, target, ask) for client, ask in zip(clients, asks, strict=True)))
 
         return path
 
     async def _fetch(self, client: StreamPort, target: PrefillTarget, ask: Ask) -> None:
-        destinations = {n: block_of(self.memory, n, ask.block_bytes) for n in ask.numbers}
+        destinations = {n: block_of(self.memory, n) for n in ask.numbers}
         receiver = transfer.BlockReceiver(destinations)
         async with client.stream(target, msgspec.json.encode(ask), TIMEOUT_S) as stream:
             while not receiver.committed:
@@ -256,21 +244,28 @@ class Asker:
                     case other:
                         sys.exit(f"the holder sent {other!r}")
 
-    async def tcp(self, block_bytes: int, blocks: int) -> None:
+    async def tcp(self, blocks: int) -> None:
         with socket.create_connection(("127.0.0.1", self._spoken.tcp_port)) as connected:
-            connected.sendall(msgspec.json.encode(Ask(block_bytes, 0, blocks)))
+            connected.sendall(msgspec.json.encode(Ask(0, blocks)))
             for number in range(blocks):
-                view = block_of(self.memory, number, block_bytes)
+                view = block_of(self.memory, number)
                 while view:
                     view = view[connected.recv_into(view) :]
 
-    async def copy(self, block_bytes: int, blocks: int) -> None:
+    async def copy(self, blocks: int) -> None:
         for number in range(blocks):
-            block_of(self.memory, number, block_bytes)[:] = block_of(self._copied, number, block_bytes)
+            block_of(self.memory, number)[:] = block_of(self._copied, number)
+
+    async def seal(self, blocks: int) -> None:
+        digests = BlockDigests(self._copied)
+        for number in range(blocks):
+            digests.seal(number % self._copied.num_blocks)
 
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+        self.memory.close()
+        self._copied.close()
 
 
 ROOT = Path(__file__).parent.parent
@@ -281,8 +276,9 @@ ROOT = Path(__file__).parent.parent
 
 
 @contextlib.contextmanager
-def holder_process(tls: TlsFiles) -> Iterator[tuple[subprocess.Popen[bytes], Spoken]]:
-    command = [sys.executable, "-m", "bench.transfer", "--hold", os.urandom(16).hex(), os.path.dirname(tls.ca)]
+def holder_process(tls: TlsFiles, block_bytes: int) -> Iterator[tuple[subprocess.Popen[bytes], Spoken]]:
+    told = [os.urandom(16).hex(), os.path.dirname(tls.ca), str(block_bytes)]
+    command = [sys.executable, "-m", "bench.transfer", "--hold", *told]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
@@ -298,34 +294,39 @@ def processor_s(*processes: psutil.Process) -> float:
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
-async def measure(total_bytes: int, rounds: int, only: str) -> list[dict[str, Any]]:
+async def measure(total_bytes: int, rounds: int, only: str, pinned: bool) -> list[dict[str, Any]]:
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         tls = Authority("bench").issue(Path(folder))
-        return await measure_between(total_bytes, rounds, only, tls)
+        for size, block_bytes in BLOCKS.items():
+            with holder_process(tls, block_bytes) as (process, spoken):
+                if pinned:
+                    os.sched_setaffinity(process.pid, HOLDERS_CORES)
+                    os.sched_setaffinity(0, ASKERS_CORES)
+                both = psutil.Process(), psutil.Process(process.pid)
+                asker = Asker(spoken, tls, block_bytes)
+                paths = {name: path for name, path in asker.paths().items() if only in name or name == TCP}
+                taken = await in_turn(paths, total_bytes // block_bytes, block_bytes, rounds, both)
+                await asker.close()
+                os.sched_setaffinity(0, CORES)
+            rows += [row(name, size, figures, taken[TCP]) for name, figures in taken.items()]
+    return rows
 
 
-async def measure_between(total_bytes: int, rounds: int, only: str, tls: TlsFiles) -> list[dict[str, Any]]:
-    with holder_process(tls) as (process, spoken):
-        pin(ASKERS_CORES)
-        both = psutil.Process(), psutil.Process(process.pid)
-        keep_frame_memory()
-        asker = Asker(spoken, tls)
-        paths = {name: path for name, path in asker.paths().items() if only in name or name == TCP}
-        taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        for number in range(rounds + 1):
-            for size, block_bytes in BLOCKS.items():
-                for name, path in paths.items():
-                    blocks = total_bytes // block_bytes
-                    if "again" in name:
-                        await path(block_bytes, blocks)
-                    began_s, used_s = time.perf_counter(), processor_s(*both)
-                    await path(block_bytes, blocks)
-                    gigabytes = blocks * block_bytes / 1e9
-                    figures = gigabytes / (time.perf_counter() - began_s), (processor_s(*both) - used_s) / gigabytes
-                    if number > 0:  # the first warms up: connections, mappings, pages
-                        taken.setdefault((name, size), []).append(figures)
-        await asker.close()
-    return [row(name, size, figures, taken[TCP, size]) for (name, size), figures in taken.items()]
+async def in_turn(
+    paths: dict[str, Way], blocks: int, block_bytes: int, rounds: int, both: tuple[psutil.Process, psutil.Process]
+) -> dict[str, list[tuple[float, float]]]:
+    """Of each path, GB/s and processor seconds for a GB, in each round."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
+    gigabytes = blocks * block_bytes / 1e9
+    for number in range(rounds + 1):
+        for name, path in paths.items():
+            began_s, used_s = time.perf_counter(), processor_s(*both)
+            await path(blocks)
+            figures = gigabytes / (time.perf_counter() - began_s), (processor_s(*both) - used_s) / gigabytes
+            if number > 0:  # the first warms up: connections, mappings, pages
+                taken[name].append(figures)
+    return taken
 
 
 def row(name: str, size: str, figures: list[tuple[float, float]], tcp: list[tuple[float, float]]) -> dict[str, Any]:
@@ -360,17 +361,20 @@ def main() -> None:
     options.add_argument("--mib", type=int, default=1024, help="so many MiB each time; 1024 where nothing is said")
     options.add_argument("--rounds", type=int, default=5, help="so many times; 5 where nothing is said")
     options.add_argument("--only", default="", help="only paths that have this in their name, and TCP")
-    options.add_argument("--hold", nargs=2, help=argparse.SUPPRESS)
+    options.add_argument("--pin", action="store_true", help="each process on half of the cores")
+    options.add_argument("--hold", nargs=3, help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.hold is not None:
-        asyncio.run(hold(Incarnation(asked.hold[0]), TlsFiles.in_folder(asked.hold[1])))
+        incarnation, folder, block_bytes = asked.hold
+        asyncio.run(hold(Incarnation(incarnation), TlsFiles.in_folder(folder), int(block_bytes)))
         return
     if not GRPC_ENVIRONMENT.items() <= os.environ.items():  # read when gRPC is imported; nodes are started with it
         os.execve(
             sys.executable, [sys.executable, "-m", "bench.transfer", *sys.argv[1:]], os.environ | GRPC_ENVIRONMENT
         )
     mib, rounds = (128, 2) if asked.quick else (asked.mib, asked.rounds)
-    show(asyncio.run(measure(mib * MIB, rounds, asked.only)))
+    keep_frame_memory()
+    show(asyncio.run(measure(mib * MIB, rounds, asked.only, asked.pin)))
 
 
 if __name__ == "__main__":

@@ -311,7 +311,7 @@ class DecodeScheduler:
             return
         tokens = [SampledToken(command.token, command.log_probabilities), *command.siblings]
         if self._take_first_tokens(sequence, tokens):
-            self._commit(sequence)
+            self._commit(sequence, computed_here=False)
             self._go_on_together(sequence, tokens[1:], Event.ADOPT, shared=True)
 
     def _prefill_here(self, command: PrefillHere) -> None:
@@ -337,7 +337,7 @@ class DecodeScheduler:
         context = sequence.context
         context.tokens.skip_processing(num_tokens)
         context.cached_prefix_length = (context.cached_prefix_length or 0) + num_tokens
-        self._commit(sequence)
+        self._commit(sequence, computed_here=False)
 
     def _take_first_tokens(self, sequence: Sequence, sampled: SequenceOf[SampledToken]) -> bool:
         """Append the first of the tokens that the shell has delivered already. False, with the failure, where one of
@@ -503,6 +503,7 @@ class DecodeScheduler:
             f"{self._config.num_blocks}; start with more blocks or send a shorter prompt"
         )
 
-    def _commit(self, sequence: Sequence) -> None:
+    def _commit(self, sequence: Sequence, *, computed_here: bool = True) -> None:
         tokens = sequence.context.tokens
-        self._cache(sequence).commit(sequence.fence, tokens[:], tokens.processed_length)
+        cache = self._cache(sequence)
+        cache.commit(sequence.fence, tokens[:], tokens.processed_length, computed_here=computed_here)

@@ -1,9 +1,10 @@
 """The bytes of every block of a pool: one shared mapping that a node and its engine both see.
 
-Knows a file descriptor, sizes and how often each block was given away; not what lies in a block, nor who may touch it.
-The whole size is allocated when the memory is made, so that too little memory is a clear error at start, not a SIGBUS
-under load. Behind the blocks lies a number for each: its life, which the engine's pool counts up (`begin_life`) before
-anything else is written there. Whoever reads one life twice, both times under a hold, has read the same bytes.
+Knows a file descriptor, sizes, how often each block was given away, and what its digest was said to be; not what lies
+in a block, nor who may touch it. The whole size is allocated when the memory is made, so that too little memory is a
+clear error at start, not a SIGBUS under load. Behind the blocks lies a number for each: its life, which the engine's
+pool counts up (`begin_life`) before anything else is written there. Whoever reads one life twice, both times under a
+hold, has read the same bytes. Behind the lives lie digests, each with the life that it is of.
 """
 
 import ctypes
@@ -17,6 +18,9 @@ from pronghorn.errors import ConfigurationError
 
 _ZEROS = bytes(1 << 20)
 _LIFE_BYTES = 8
+DIGEST_BYTES = 16
+_BEHIND_BYTES = 2 * _LIFE_BYTES + DIGEST_BYTES
+"""Of each block: its life, the life that the digest is of, and the digest."""
 
 
 class BlockMemory:
@@ -32,7 +36,10 @@ class BlockMemory:
         self.block_bytes = block_bytes
         self.buffer = mmap.mmap(fd, _size(num_blocks, block_bytes))
         self._view = memoryview(self.buffer)
-        self._lives = self._view[-num_blocks * _LIFE_BYTES :].cast("Q")
+        behind = self._view[-num_blocks * _BEHIND_BYTES :]
+        lives = behind[: 2 * num_blocks * _LIFE_BYTES].cast("Q")
+        self._lives, self._digested_lives = lives[:num_blocks], lives[num_blocks:]
+        self._digests = behind[2 * num_blocks * _LIFE_BYTES :]
         self._start = _address(self._view)
         self._closed = False
 
@@ -83,6 +90,17 @@ class BlockMemory:
         """Which life of the block this is; the same in every process that sees the memory."""
         return self._lives[block_id]
 
+    def note_digest(self, block_id: int, digest: bytes) -> None:
+        """What the bytes of this block come to, in DIGEST_BYTES bytes. They stay as they are as long as it lives."""
+        self._digests[block_id * DIGEST_BYTES : (block_id + 1) * DIGEST_BYTES] = digest
+        self._digested_lives[block_id] = self._lives[block_id] + 1  # 0 says that there is none
+
+    def digest(self, block_id: int) -> bytes | None:
+        """As it was noted in this life of the block, by whichever process; None where it was not."""
+        if self._digested_lives[block_id] != self._lives[block_id] + 1:
+            return None
+        return bytes(self._digests[block_id * DIGEST_BYTES : (block_id + 1) * DIGEST_BYTES])
+
     def readable_fd(self) -> int:
         """A new descriptor of this memory that can be mapped, and not written; the caller's to close. Linux only."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -97,8 +115,8 @@ class BlockMemory:
         if self._closed:
             return
         self._closed = True
-        self._lives.release()
-        self._view.release()
+        for view in (self._lives, self._digested_lives, self._digests, self._view):
+            view.release()
         os.close(self.fd)
         try:
             self.buffer.close()
@@ -133,9 +151,9 @@ def _address(view: memoryview) -> int:
 
 
 def _size(num_blocks: int, block_bytes: int) -> int:
-    """Blocks, and their lives on a place of their own width."""
+    """Blocks, and what is said of each on a place of its own width."""
     blocks = num_blocks * block_bytes
-    return blocks + -blocks % _LIFE_BYTES + num_blocks * _LIFE_BYTES
+    return blocks + -blocks % _LIFE_BYTES + num_blocks * _BEHIND_BYTES
 
 
 def _check_sizes(num_blocks: int, block_bytes: int) -> None:

@@ -60,9 +60,11 @@ class PrefixCache:
         enable_prefix_caching: bool = True,
         journal: CacheJournal | None = None,
         begin_life: Callable[[BlockId], None] | None = None,
+        seal: Callable[[BlockId], object] | None = None,
     ) -> None:
         """Over the blocks from `first_block` on. Without prefix caching nothing is hashed, published or matched; tables
-        and accounting stay the same. `journal` is told what can be found, `begin_life` which block gets other bytes."""
+        and accounting stay the same. `journal` is told what can be found, `begin_life` which block gets other bytes,
+        `seal` which one that was computed here can be found, and gets no others while it can."""
         self.num_blocks = num_blocks
         self.first_block = first_block
         self.block_tokens = hasher.block_tokens
@@ -70,6 +72,7 @@ class PrefixCache:
         self._caching = enable_prefix_caching
         self.journal = journal or CacheJournal()
         self._pool = BlockPool(num_blocks, first_block, self.journal, begin_life)
+        self._seal = seal
         self._tables: dict[Hashable, _Table] = {}
         self._promised: Counter[BlockHash] = Counter()
 
@@ -265,8 +268,11 @@ class PrefixCache:
         table.blocks += self._pool.take(1)
         return [BlockCopy(parent.blocks[full], table.blocks[full])]
 
-    def commit(self, owner: Hashable, tokens: NDArray[np.int64], valid_tokens: int) -> None:
-        """Publish the full blocks among the first `valid_tokens`, whose keys and values are computed and final.
+    def commit(
+        self, owner: Hashable, tokens: NDArray[np.int64], valid_tokens: int, *, computed_here: bool = True
+    ) -> None:
+        """Publish the full blocks among the first `valid_tokens`, whose keys and values are final: computed here, or
+        come from elsewhere.
 
         `tokens` is the sequence from its start. From here on nobody writes those blocks again. Committing less than
         before changes nothing. ValueError where `valid_tokens` exceeds the tokens given or the blocks held.
@@ -282,6 +288,8 @@ class PrefixCache:
         self._extend_chain(table, tokens, full)
         for position in range(table.published, full):
             self._publish(table, position)
+            if computed_here and self._seal is not None:
+                self._seal(table.blocks[position])
         self._settle_promises(table, full - table.published)
         table.published = full
 

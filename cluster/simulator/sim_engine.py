@@ -55,7 +55,7 @@ class SimEngine:
         self.memory = BlockMemory.create(config.num_blocks, block_bytes(config.block_tokens))
         layout = canary_layout(config.block_tokens)
         hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, layout)
-        self._caches = new_caches(config, hasher, self.memory.begin_life)
+        self._caches = new_caches(config, hasher, self.memory)
         self.scheduler = new_scheduler(config, self._caches, hasher)
         self._pipeline = CanaryPipeline(
             self.memory, self.scheduler, config.block_tokens, max_batch_size=config.max_batch_size

@@ -19,13 +19,13 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from kvcache.block_digests import BlockDigests
 from kvcache.contents import CacheContents
 from kvcache.directory import BlockDirectory
 from kvcache.handshake import Identity
 from kvcache.hashing import seed_digest
 from kvcache.registration import Registration
 from kvcache.registry import NodeRecord, NodeRegistry
-from kvcache.served_digests import ServedDigests
 from kvcache.transfer import Digest
 from operations.metrics import Metrics, Reading
 from operations.port import Operations
@@ -198,7 +198,7 @@ class NodeShell:
                 seed_digest=self._seed_digest,
             )
             streams = [*streams, self.exchange.open(ready, self._owner)]
-            digest_of = ServedDigests(self.link.memory).digest
+            digest_of = BlockDigests(self.link.memory).digest
             handlers = [stream.handler(digest_of) for stream in streams]
             port = self._service.bind(self._config.bind_host, self._config.port, handlers)
             self._open_local(streams, digest_of)

@@ -4,12 +4,14 @@ Knows pools and slots. Must not know commands, states or what a batch is. Invari
 slot and all its blocks on one replica, the least loaded one that has room.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic
 
-from kvcache.block import BlockCopy, BlockId
+from kvcache.block import BlockCopy
+from kvcache.block_digests import BlockDigests
 from kvcache.hashing import BlockHasher
 from kvcache.journal import CacheChange, CacheJournal
+from kvcache.memory import BlockMemory
 from kvcache.prefix_cache import PrefixCache
 from pipelines.runtime.config import EngineConfig
 from pipelines.runtime.holds import BlockHolds
@@ -18,10 +20,9 @@ from pipelines.runtime.reservation import reserve_prompt
 from pronghorn.ledger import Held, Kind
 
 
-def new_caches(
-    config: EngineConfig, hasher: BlockHasher, begin_life: Callable[[BlockId], None] | None = None
-) -> list[PrefixCache]:
-    """One pool a replica, over its share of the one block memory, which counts lives; all with one journal."""
+def new_caches(config: EngineConfig, hasher: BlockHasher, memory: BlockMemory | None = None) -> list[PrefixCache]:
+    """One pool a replica, over its share of the one block memory, which counts lives and keeps digests; all with one
+    journal."""
     journal = CacheJournal()
     return [
         PrefixCache(
@@ -30,7 +31,8 @@ def new_caches(
             first_block=index * config.num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
             journal=journal,
-            begin_life=begin_life,
+            begin_life=None if memory is None else memory.begin_life,
+            seal=None if memory is None else BlockDigests(memory).seal,
         )
         for index in range(config.data_parallel)
     ]

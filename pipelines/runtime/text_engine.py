@@ -36,7 +36,7 @@ def build_text_engine(
             f"{config.total_blocks} of {layout.block_bytes}"
         )
     hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, layout.fingerprint())
-    scheduler = new_scheduler(config, new_caches(config, hasher, memory.begin_life), hasher)
+    scheduler = new_scheduler(config, new_caches(config, hasher, memory), hasher)
     pipelines = [TextGenerationPipeline(of_replica(config, r), memory, scheduler) for r in range(config.data_parallel)]
     for pipeline in pipelines:
         pipeline.canary()

@@ -53,7 +53,7 @@ def canary_caches(
     config: EngineConfig, seed: bytes = SEED, memory: BlockMemory | None = None
 ) -> tuple[list[PrefixCache], BlockHasher]:
     hasher = BlockHasher(config.hash_algo, seed, config.model_name, None, canary_layout(config.block_tokens))
-    return new_caches(config, hasher, None if memory is None else memory.begin_life), hasher
+    return new_caches(config, hasher, memory), hasher
 
 
 def canary_pipelines(

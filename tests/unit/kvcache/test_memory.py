@@ -45,6 +45,10 @@ def test_each_block_has_a_life_of_its_own_which_every_process_sees_and_no_block_
     memory.begin_life(1)
     memory.begin_life(2)
     assert [other.life(block) for block in range(3)] == [0, 2, 1]
+    memory.note_digest(2, bytes(range(16)))
+    assert [other.digest(block) for block in range(3)] == [None, None, bytes(range(16))]
+    other.begin_life(2)
+    assert memory.digest(2) is None
     assert all(bytes(other.block(block)) == b"\xff" * block_bytes for block in range(3))
     other.close()
     memory.close()
@@ -57,7 +61,7 @@ def test_a_block_outside_the_pool_is_refused(memory, block_id):
 
 
 def test_attaching_with_other_sizes_is_refused(memory):
-    with pytest.raises(ConfigurationError, match="288 bytes.*5 blocks of 64"):
+    with pytest.raises(ConfigurationError, match="384 bytes.*5 blocks of 64"):
         BlockMemory.attach(memory.fd, 5, 64)
 
 
@@ -89,7 +93,7 @@ def test_a_system_without_memfd_gets_an_unlinked_file(monkeypatch):
     monkeypatch.delattr(memory_module.os, "posix_fallocate", raising=False)
     memory = BlockMemory.create(3, 1 << 20)
     memory.block(2)[:4] = b"live"
-    assert os.fstat(memory.fd).st_nlink == 0 and os.fstat(memory.fd).st_size == (3 << 20) + 3 * 8
+    assert os.fstat(memory.fd).st_nlink == 0 and os.fstat(memory.fd).st_size == (3 << 20) + 3 * 32
     memory.close()
 
 
