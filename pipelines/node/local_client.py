@@ -72,7 +72,7 @@ class _LocalStream:
         self._untaken = False
         self._copies: dict[Future[None], Callable[[], object]] = {}
         """Under way, and what is to be done when each has ended."""
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self.answered = False
         self.committed = False
         self.expires_at_s = 0.0
@@ -122,11 +122,13 @@ class _LocalStream:
             self._connection.send_short(TAKEN)  # of blocks that are wrong as well: the next read says so
 
     def _settle(self, copy: Future[None], settle: Callable[[], object]) -> None:
-        try:
-            copy.result()
-            settle()
-        except Exception as error:
-            self._failure = self._failure or error
+        failure = copy.exception()
+        if failure is None:
+            try:
+                settle()
+            except TransferFailed as refused:
+                failure = refused
+        self._failure = self._failure or failure
 
     def leave(self) -> None:
         """Nothing is written from now on. What has been copied counts."""
