@@ -15,15 +15,6 @@ SIZE = 4096
 
 
 @pytest.fixture
-def memory():
-    memory = BlockMemory.create(4, SIZE)
-    for block in range(4):
-        memory.block(block)[:] = bytes([block + 1]) * SIZE
-    yield memory
-    memory.close()
-
-
-@pytest.fixture
 def digested(monkeypatch):
     """How often a block was read to be digested."""
     digested = []

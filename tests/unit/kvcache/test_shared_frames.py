@@ -3,20 +3,11 @@ import os
 import pytest
 
 from kvcache import transfer
-from kvcache.memory import BlockMemory, ForeignMemory
+from kvcache.memory import ForeignMemory
 from kvcache.transfer import BlockReceiver, Carriage, decode, decode_shared, encode_shared, is_shared
 from pronghorn.errors import TransferFailed
 
 SIZE = 4096
-
-
-@pytest.fixture
-def memory():
-    memory = BlockMemory.create(4, SIZE)
-    for block in range(4):
-        memory.block(block)[:] = bytes([block + 1]) * SIZE
-    yield memory
-    memory.close()
 
 
 def frames(memory, *blocks, target=1 << 20):
